@@ -1,0 +1,86 @@
+"""A task, the states that it can be in, and how it gets from one to the next."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+
+class Status(StrEnum):
+    """Where a task stands as a whole."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if the task goes no further by itself."""
+        return self in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+
+
+TRANSITIONS: tuple[tuple[Status, str, Status], ...] = (
+    (Status.PENDING, "a stage is done, or failed with retries left", Status.IN_PROGRESS),
+    (Status.PENDING, "its only stage is done", Status.COMPLETED),
+    (Status.PENDING, "a stage is a dead letter", Status.FAILED),
+    (Status.PENDING, "cancel", Status.CANCELLED),
+    (Status.IN_PROGRESS, "the last stage is done", Status.COMPLETED),
+    (Status.IN_PROGRESS, "a stage is a dead letter", Status.FAILED),
+    (Status.IN_PROGRESS, "cancel", Status.CANCELLED),
+    (Status.FAILED, "requeue", Status.IN_PROGRESS),
+    (Status.FAILED, "cancel", Status.CANCELLED),
+)
+"""All the ways from one status to another. Every statement that writes ``task.status`` keeps to them by its
+``where``; ``completed`` and ``cancelled`` are final."""
+
+
+def state_diagram() -> str:
+    """The transitions as a Mermaid diagram; ``docs/architecture.md`` holds this very text."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Status.PENDING}: accepted"]
+    lines += [f"    {before} --> {after}: {cause}" for before, cause, after in TRANSITIONS]
+    final = [status for status in Status if not any(before is status for before, _, _ in TRANSITIONS)]
+    lines += [f"    {status} --> [*]" for status in final]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a handler is given.
+
+    ``payload`` is what the client submitted; ``results`` maps each stage that is done to what it returned;
+    ``attempt`` counts from 1.
+    """
+
+    task_id: UUID
+    pipeline: str
+    stage: str
+    payload: Any
+    results: Mapping[str, Any]
+    attempt: int
+    labels: Mapping[str, str]
+    created_at: datetime
+    traceparent: str
+
+    @property
+    def idempotency_key(self) -> str:
+        """``<task_id>/<stage>``: the same over all attempts; hand it to every service that you call."""
+        return f"{self.task_id}/{self.stage}"
+
+
+def new_task_id() -> UUID:
+    """A fresh UUID of version 7: 48 bits of milliseconds, then random bits (RFC 9562 §5.7).
+
+    Ids made later sort later, so inserts go to the right edge of the primary key.
+    """
+    milliseconds = time.time_ns() // 1_000_000
+    random_bits = int.from_bytes(os.urandom(10), "big")
+    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80
+    value |= 0x7 << 76 | (random_bits >> 62 & 0xFFF) << 64
+    value |= 0b10 << 62 | random_bits & 0x3FFF_FFFF_FFFF_FFFF
+    return UUID(int=value)
