@@ -1,0 +1,1 @@
+"""The postroad command: may import everything, nothing imports it."""

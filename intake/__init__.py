@@ -1,0 +1,1 @@
+"""The HTTP door: accept tasks, look them up, retry, cancel; the dashboard."""

@@ -1,0 +1,1 @@
+"""From the outbox to Redis Streams; knows no stage code."""
