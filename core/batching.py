@@ -1,0 +1,77 @@
+"""GroupCommit: many callers share one write.
+
+Whatever is submitted while a write runs goes into the next one. A lone item does not wait for company: there is
+no timer, the length of the last write is what gathers the next group.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class GroupCommit(Generic[Item, Result]):
+    """Collects items and hands them to ``write`` in groups of at most ``limit``, one group at a time.
+
+    ``write`` takes the items of a group and returns a result for each, in order; it commits all of them or, by
+    raising, none. If it raises an error that ``is_transient`` does not know, the group is split in halves until the
+    item at fault stands alone, so that one bad item does not spoil the others; its caller gets the error. A
+    transient error, after which nobody can say what happened, goes to every caller of the group.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        *,
+        limit: int = 1000,
+        is_transient: Callable[[BaseException], bool] = lambda error: True,
+    ) -> None:
+        self._write = write
+        self._limit = limit
+        self._is_transient = is_transient
+        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    def submit(self, item: Item) -> "asyncio.Future[Result]":
+        """Put ``item`` into the next group; the future brings its result, or the error of its write."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return future
+
+    async def drain(self) -> None:
+        """Wait until everything that was submitted has been written or has failed."""
+        while self._running is not None:
+            await asyncio.shield(self._running)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
+                await self._commit(group)
+        finally:
+            self._running = None
+
+    async def _commit(self, group: list[tuple[Item, "asyncio.Future[Result]"]]) -> None:
+        try:
+            results = await self._write([item for item, _ in group])
+        except asyncio.CancelledError:
+            for _, future in group:
+                future.cancel()
+            raise
+        except Exception as error:
+            if len(group) > 1 and not self._is_transient(error):
+                middle = len(group) // 2
+                await self._commit(group[:middle])
+                await self._commit(group[middle:])
+                return
+            for _, future in group:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(group, results, strict=True):
+            if not future.done():
+                future.set_result(result)

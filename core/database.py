@@ -1,0 +1,254 @@
+"""Postgres: the engine, our tables, and how the ``.sql`` files are run.
+
+The statements in the ``.sql`` files are plain SQL that can be pasted into psql: they name tables as ``postroad.task``,
+and ``Statements`` puts the configured schema in that place. Parameters are psycopg's ``%(name)s``.
+"""
+
+import asyncio
+import logging
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.types import UserDefinedType
+
+from .errors import SettingsError, UnreachableError
+from .settings import Settings, masked
+
+log = logging.getLogger(__name__)
+
+SCHEMA = "postroad"
+"""The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
+
+
+class _Named(UserDefinedType[Any]):
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **_: Any) -> str:
+        return self.name
+
+
+metadata = MetaData(schema=SCHEMA)
+_moment = TIMESTAMP(timezone=True)
+
+pipeline_table = Table(
+    "pipeline",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("definition", JSONB, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("deployed_at", _moment, nullable=False),
+)
+stage_table = Table(
+    "stage",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("stage", Text, primary_key=True),
+    Column("after", ARRAY(Text), nullable=False),
+    Column("paused", Boolean, nullable=False),
+)
+task_table = Table(
+    "task",
+    metadata,
+    Column("task_id", Uuid, primary_key=True),
+    Column("pipeline", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("labels", JSONB, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("stage_status", Text, nullable=False),
+    Column("stages_done", ARRAY(Text), nullable=False),
+    Column("retry_count", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("trace_id", Text, nullable=False),
+    Column("traceparent", Text, nullable=False),
+    Column("created_at", _moment, nullable=False),
+    Column("updated_at", _moment, nullable=False),
+    Column("finished_at", _moment),
+)
+intake_key_table = Table(
+    "intake_key",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("request_hash", LargeBinary, nullable=False),
+    Column("task_id", Uuid, nullable=False),
+    Column("created_at", _moment, nullable=False),
+)
+stage_run_table = Table(
+    "stage_run",
+    metadata,
+    Column("task_id", Uuid, primary_key=True),
+    Column("stage", Text, primary_key=True),
+    Column("status", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("result", JSONB),
+    Column("error", Text),
+    Column("next_retry_at", _moment),
+    Column("worker", Text),
+    Column("started_at", _moment),
+    Column("finished_at", _moment),
+)
+outbox_table = Table(
+    "outbox",
+    metadata,
+    Column("position", BigInteger, Identity(always=True), primary_key=True),
+    Column("slot", SmallInteger, primary_key=True),
+    Column("xid", _Named("xid8"), nullable=False),
+    Column("task_id", Uuid, nullable=False),
+    Column("pipeline", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("stage", Text),
+    Column("data", JSONB, nullable=False),
+    Column("traceparent", Text),
+    Column("occurred_at", _moment, nullable=False),
+)
+tick_table = Table(
+    "tick",
+    metadata,
+    Column("tick", BigInteger, primary_key=True),
+    Column("snapshot", _Named("pg_snapshot"), nullable=False),
+    Column("system_identifier", BigInteger, nullable=False),
+    Column("made_at", _moment, nullable=False),
+)
+dead_letter_table = Table(
+    "dead_letter",
+    metadata,
+    Column("dead_letter_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("task_id", Uuid, nullable=False),
+    Column("pipeline", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("error", Text),
+    Column("fingerprint", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("died_at", _moment, nullable=False),
+    Column("resolved_at", _moment),
+    Column("resolution", Text),
+    Column("resolved_by", Text),
+)
+
+
+class Statements:
+    """The ``.sql`` files of one folder, for one schema.
+
+    ``package`` is the folder that holds ``sql/``, given as its ``__package__``.
+    """
+
+    def __init__(self, package: str, schema: str) -> None:
+        self._package = package
+        self._schema = schema
+
+    def __getitem__(self, name: str) -> str:
+        """The text of ``sql/<name>.sql``; ``KeyError`` if there is none."""
+        return _statement(self._package, name, self._schema)
+
+
+@cache
+def _statement(package: str, name: str, schema: str) -> str:
+    file = files(package).joinpath("sql", f"{name}.sql")
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        raise KeyError(f"{package} has no statement {name!r}") from None
+    return in_schema(text, schema)
+
+
+def in_schema(text: str, schema: str) -> str:
+    """``text`` with ``postroad.`` replaced by the configured schema, and its ``--`` comments dropped."""
+    bare = re.sub(r"^\s*--.*\n", "", text, flags=re.MULTILINE)
+    return re.sub(rf"\b{SCHEMA}\.", f"{schema}.", bare)
+
+
+def sqlalchemy_url(database_url: str) -> URL:
+    """``DATABASE_URL`` as SQLAlchemy wants it, with psycopg as the driver. Raises ``SettingsError``."""
+    if not database_url:
+        raise SettingsError("DATABASE_URL is not set: postgresql://user:password@host:5432/database")
+    scheme, _, rest = database_url.partition("://")
+    if scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
+        raise SettingsError(f"DATABASE_URL begins with postgresql://, not {masked(database_url)!r}")
+    return make_url(f"postgresql+psycopg://{rest}")
+
+
+def make_engine(settings: Settings, *, application: str, pool: int | None = None) -> AsyncEngine:
+    """The pool of connections of one process, for ``settings.database_url``; nothing is connected yet.
+
+    ``application`` is what ``pg_stat_activity`` shows. The metadata's schema is translated to the configured one.
+    """
+    return create_async_engine(
+        sqlalchemy_url(settings.database_url),
+        pool_size=pool or settings.pool,
+        max_overflow=0,
+        pool_timeout=30,
+        pool_pre_ping=False,
+        connect_args={
+            "application_name": application,
+            "connect_timeout": 5,
+            "keepalives_idle": 30,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+        },
+        execution_options={"schema_translate_map": {SCHEMA: settings.schema}},
+    )
+
+
+async def connect_psycopg(settings: Settings, *, application: str) -> psycopg.AsyncConnection[Any]:
+    """A plain connection in autocommit, for what lives as long as the session: advisory locks and LISTEN."""
+    url = sqlalchemy_url(settings.database_url).set(drivername="postgresql")
+    return await psycopg.AsyncConnection.connect(
+        url.render_as_string(hide_password=False),
+        autocommit=True,
+        application_name=application,
+        connect_timeout=5,
+        keepalives_idle=30,
+        keepalives_interval=5,
+        keepalives_count=3,
+    )
+
+
+_TRANSIENT_STATES = ("08", "40", "53", "57", "58", "25006", "55P03", "XX000")
+"""SQLSTATEs, or classes of them, that a later try may not meet again: connection lost, deadlock or serialization,
+out of resources, operator intervention, system error, a server that became a standby, lock not available."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """True if the same statement may succeed later, on a new connection."""
+    if isinstance(error, PoolTimeoutError | OSError | asyncio.TimeoutError | UnreachableError):
+        return True
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, psycopg.Error) and cause.sqlstate:
+        return cause.sqlstate.startswith(_TRANSIENT_STATES)
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(
+        error, OperationalError | InterfaceError | psycopg.OperationalError | psycopg.InterfaceError
+    )
+
+
+def lost_connection(error: BaseException) -> bool:
+    """True if ``error`` says that the server is away or going, rather than that it refused one statement."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    return is_transient(error) and (state is None or state.startswith(("08", "57", "25006")))

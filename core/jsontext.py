@@ -1,0 +1,99 @@
+"""JSON as Postgres will take it: text in, checked values out, and back.
+
+``jsonb`` refuses some of what JSON parsers let through, and alters some more: it has no NUL, no half of a surrogate
+pair and no infinity, and it drops the first of two members with one name. We say so before anything is written.
+"""
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+from .errors import UnstorableError
+
+DEEPEST = 100
+"""Levels of nesting that we accept. Parsers differ beyond a few hundred, and nobody means more than this."""
+
+
+def decode(text: bytes) -> Any:
+    """The value of a JSON text. Raises ``UnstorableError``, ``malformed`` if ``text`` is no JSON in UTF-8."""
+    try:
+        string = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnstorableError(
+            f"the body is not UTF-8: byte {error.start} is wrong", malformed=True
+        ) from error
+    try:
+        value = json.loads(string, object_pairs_hook=_members, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise UnstorableError(
+            f"the body is no JSON: {error.msg} in line {error.lineno}, column {error.colno}", malformed=True
+        ) from error
+    except RecursionError as error:
+        raise UnstorableError(f"the body is nested deeper than {DEEPEST} levels", malformed=True) from error
+    except UnstorableError:
+        raise
+    except ValueError as error:  # int() of more digits than Python converts
+        raise UnstorableError("a number has too many digits") from error
+    check(value)
+    return value
+
+
+def encode(value: Any) -> str:
+    """``value`` as JSON text that ``jsonb`` keeps. Raises ``UnstorableError`` naming the member at fault."""
+    check(value)
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnstorableError(str(error)) from error
+
+
+def check(value: Any, pointer: str = "", depth: int = 0) -> None:
+    """Raise ``UnstorableError`` unless ``value`` is made of JSON types that ``jsonb`` keeps as they are."""
+    if isinstance(value, str):
+        _check_string(value, pointer)
+    elif value is None or isinstance(value, bool | int):
+        if isinstance(value, int) and value.bit_length() > 1024:
+            raise UnstorableError("a number is larger than 2^1024", pointer)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise UnstorableError("a number is not finite, or too large for a double", pointer)
+    elif depth >= DEEPEST:
+        raise UnstorableError(f"nested deeper than {DEEPEST} levels", pointer[:60])
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            if not isinstance(key, str):
+                raise UnstorableError(f"the name of a member is {type(key).__name__}, not a string", pointer)
+            _check_string(key, pointer)
+            check(member, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for position, member in enumerate(value):
+            check(member, f"{pointer}/{position}", depth + 1)
+    else:
+        raise UnstorableError(f"a {type(value).__name__} is no JSON value", pointer)
+
+
+def _check_string(text: str, pointer: str) -> None:
+    if text.isascii():
+        if "\x00" in text:
+            raise UnstorableError(r"Postgres cannot keep the character \u0000", pointer)
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UnstorableError("a string holds one half of a surrogate pair", pointer) from None
+    if "\x00" in text:
+        raise UnstorableError(r"Postgres cannot keep the character \u0000", pointer)
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        counted = Counter(name for name, _ in pairs)
+        twice = next(name for name, times in counted.items() if times > 1)
+        raise UnstorableError(f"an object has two members named {twice[:60]!r}")
+    return members
+
+
+def _refuse_constant(name: str) -> Any:
+    raise UnstorableError(f"{name} is no JSON number", malformed=True)

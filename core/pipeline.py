@@ -1,0 +1,211 @@
+"""What an author declares: a pipeline, its stages, and which waits for which.
+
+A declaration is checked as a whole by ``Pipeline.graph()``, which every process calls before it does anything else:
+stages may name stages that are declared further down, so a single decorator cannot know.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, get_type_hints
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+from .errors import DeclarationError
+
+Handler = Callable[..., Any]
+"""``async def`` or ``def``: takes a ``Task``, and a connection or session if it asks for one; returns JSON."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a pipeline, with one narrow responsibility.
+
+    ``after`` are the stages that must be done before, none for a first stage. ``retries`` further attempts follow a
+    failed one, then the stage is a dead letter. ``timeout`` bounds one attempt. ``concurrency`` is how many attempts
+    one worker process runs at once. ``transaction`` is the type of connection that the handler asks for: it is
+    the transaction in which the outcome commits, so what the handler writes there commits or vanishes with it.
+    """
+
+    pipeline: str
+    name: str
+    handler: Handler
+    after: tuple[str, ...]
+    retries: int
+    timeout: timedelta
+    concurrency: int
+    transaction: type[AsyncConnection] | type[AsyncSession] | None
+
+    @property
+    def full_name(self) -> str:
+        """``<pipeline>.<stage>``, as the command and Redis' keys spell it."""
+        return f"{self.pipeline}.{self.name}"
+
+    @property
+    def is_async(self) -> bool:
+        """False if the handler is a plain function, which then runs in a thread."""
+        return inspect.iscoroutinefunction(self.handler)
+
+
+class Pipeline:
+    """A named graph of stages.
+
+    ::
+
+        provisioning = Pipeline("provisioning")
+
+        @provisioning.stage()
+        async def validate(task: Task) -> dict: ...
+
+        @provisioning.stage(after="validate", retries=8, timeout=30)
+        async def allocate(task: Task, connection: AsyncConnection) -> dict: ...
+
+    Names are lower-case letters, digits, ``_`` and ``-``, beginning with a letter, 63 at most.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = _checked_name("pipeline", name)
+        self._stages: dict[str, Stage] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
+
+    def stage(
+        self,
+        name: str | None = None,
+        *,
+        after: str | Iterable[str] = (),
+        retries: int = 5,
+        timeout: timedelta | float = 30,
+        concurrency: int | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Declare the decorated function as the handler of a stage, named like the function unless ``name`` is given.
+
+        ``timeout`` is a ``timedelta`` or seconds. ``concurrency`` is 100 by default, 16 for a handler that runs in
+        a thread or holds a connection of its own. Raises ``DeclarationError``.
+        """
+
+        def declare(handler: Handler) -> Handler:
+            stage = name if name is not None else getattr(handler, "__name__", "")
+            self._add(stage, handler, after=after, retries=retries, timeout=timeout, concurrency=concurrency)
+            return handler
+
+        return declare
+
+    def graph(self) -> Mapping[str, Stage]:
+        """The stages by name, each after those that it waits for.
+
+        Raises ``DeclarationError`` if a stage waits for an unknown one, if stages wait for each other in a circle,
+        or if there is no stage at all.
+        """
+        if not self._stages:
+            raise DeclarationError(f"pipeline {self.name!r} has no stage; declare one with @pipeline.stage()")
+        for stage in self._stages.values():
+            for name in stage.after:
+                if name not in self._stages:
+                    known = ", ".join(repr(known) for known in self._stages)
+                    raise DeclarationError(
+                        f"stage {stage.full_name!r} waits for {name!r}, which is not a stage of"
+                        f" {self.name!r}; its stages are {known}"
+                    )
+        try:
+            order = tuple(TopologicalSorter({s.name: s.after for s in self._stages.values()}).static_order())
+        except CycleError as error:
+            circle = " -> ".join(reversed(error.args[1]))
+            first = "" if any(not s.after for s in self._stages.values()) else " and it has no first stage"
+            raise DeclarationError(
+                f"stages of pipeline {self.name!r} wait for each other: {circle}{first}"
+            ) from error
+        return {name: self._stages[name] for name in order}
+
+    def _add(
+        self,
+        name: str,
+        handler: Handler,
+        *,
+        after: str | Iterable[str],
+        retries: int,
+        timeout: timedelta | float,
+        concurrency: int | None,
+    ) -> None:
+        _checked_name(f"stage of pipeline {self.name!r}", name)
+        full_name = f"{self.name}.{name}"
+        if name in self._stages:
+            raise DeclarationError(f"stage {full_name!r} is declared twice; give one of them another name")
+        predecessors = (after,) if isinstance(after, str) else tuple(after)
+        if len(set(predecessors)) < len(predecessors):
+            raise DeclarationError(f"stage {full_name!r} names a stage twice in after={predecessors!r}")
+        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        if limit <= timedelta():
+            raise DeclarationError(f"stage {full_name!r}: timeout must be more than 0, not {timeout!r}")
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise DeclarationError(f"stage {full_name!r}: retries must be 0 or more, not {retries!r}")
+        transaction = _transaction_asked_for(full_name, handler)
+        at_once = concurrency
+        if at_once is None:
+            at_once = 100 if inspect.iscoroutinefunction(handler) and transaction is None else 16
+        if at_once < 1:
+            raise DeclarationError(f"stage {full_name!r}: concurrency must be 1 or more, not {concurrency!r}")
+        self._stages[name] = Stage(
+            pipeline=self.name,
+            name=name,
+            handler=handler,
+            after=predecessors,
+            retries=retries,
+            timeout=limit,
+            concurrency=at_once,
+            transaction=transaction,
+        )
+
+
+def _checked_name(what: str, name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"{name!r} cannot name a {what}: lower-case letters, digits, '_' and '-',"
+            " beginning with a letter, 63 at most"
+        )
+    return name
+
+
+def _transaction_asked_for(
+    full_name: str, handler: Handler
+) -> type[AsyncConnection] | type[AsyncSession] | None:
+    """What the handler's second parameter is annotated with; raises if its signature is not one that we call."""
+    if not callable(handler):
+        raise DeclarationError(f"stage {full_name!r}: its handler {handler!r} is not a function")
+    try:
+        hints = get_type_hints(handler)
+    except (NameError, TypeError) as error:
+        raise DeclarationError(
+            f"stage {full_name!r}: an annotation of its handler cannot be read ({error});"
+            " name types that can be imported when the module runs"
+        ) from error
+    parameters = [
+        parameter
+        for parameter in inspect.signature(handler).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if not parameters or any(p.kind is p.KEYWORD_ONLY for p in parameters) or len(parameters) > 2:
+        raise DeclarationError(
+            f"stage {full_name!r}: a handler takes the task, and after it a connection if it needs one"
+        )
+    if len(parameters) == 1:
+        return None
+    asked = hints.get(parameters[1].name)
+    if asked is not AsyncConnection and asked is not AsyncSession:
+        raise DeclarationError(
+            f"stage {full_name!r}: annotate {parameters[1].name!r} as sqlalchemy.ext.asyncio's AsyncConnection"
+            " or AsyncSession to be given the stage's own transaction"
+        )
+    if not inspect.iscoroutinefunction(handler):
+        raise DeclarationError(
+            f"stage {full_name!r}: a handler that takes a connection must be 'async def',"
+            " since the connection belongs to the event loop"
+        )
+    return AsyncConnection if asked is AsyncConnection else AsyncSession

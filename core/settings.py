@@ -1,0 +1,198 @@
+"""Settings: read once, from flags, then the environment, then ``postroad.toml``, then the defaults.
+
+Nothing else in the package looks at the environment.
+"""
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+from urllib.parse import urlsplit, urlunsplit
+
+from .errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the processes of one deployment agree on. Durations are ``timedelta``; in text ``15s``, ``500ms``, ``2m``.
+
+    Each is set by the flag ``--lease``, the variable ``POSTROAD_LEASE`` or the key ``lease`` of ``postroad.toml``;
+    ``DATABASE_URL`` and ``REDIS_URL`` go by their usual names.
+    """
+
+    database_url: str = field(default="", metadata={"doc": "Postgres 15 or newer"})
+    redis_url: str = field(default="", metadata={"doc": "Redis 7 or Valkey 8, or newer"})
+    app: str = field(
+        default="", metadata={"doc": "where the pipelines are: module, module:attribute or a path"}
+    )
+    schema: str = field(default="postroad", metadata={"doc": "Postgres schema of our tables"})
+    prefix: str = field(default="postroad", metadata={"doc": "first part of every Redis key"})
+    shards: int = field(
+        default=1, metadata={"doc": "key slots over which a Redis Cluster spreads the stages"}
+    )
+    lease: timedelta = field(
+        default=timedelta(seconds=15),
+        metadata={"doc": "a worker that is silent for so long is dead, and its entries go to others"},
+    )
+    grace: timedelta = field(
+        default=timedelta(seconds=25),
+        metadata={
+            "doc": "how long a stopping process lets running work finish (Kubernetes kills after 30 s)"
+        },
+    )
+    crash_limit: int = field(
+        default=5, metadata={"doc": "deliveries without an outcome after which a stage is a dead letter"}
+    )
+    pool: int = field(default=20, metadata={"doc": "most Postgres connections of one process"})
+    host: str = field(default="127.0.0.1", metadata={"doc": "address on which the intake listens"})
+    port: int = field(default=8080, metadata={"doc": "port on which the intake listens"})
+    body_limit: int = field(default=1024 * 1024, metadata={"doc": "largest body of POST /v1/tasks, in bytes"})
+    batch_limit: int = field(
+        default=16 * 1024 * 1024, metadata={"doc": "largest body of POST /v1/tasks:batch, in bytes"}
+    )
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
+            raise SettingsError(
+                f"schema: {self.schema!r} must be lower-case letters, digits and '_', 40 at most"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.prefix):
+            raise SettingsError(f"prefix: {self.prefix!r} must be letters, digits, '_', '.' and '-'")
+        for name, least, most in (
+            ("shards", 1, 1024),
+            ("crash_limit", 1, 1000),
+            ("pool", 3, 1000),
+            ("port", 0, 65535),
+            ("body_limit", 1024, 1 << 30),
+            ("batch_limit", 1024, 1 << 30),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise SettingsError(f"{name}: must be {least} to {most}, not {getattr(self, name)}")
+        if self.lease < timedelta(seconds=1):
+            raise SettingsError(f"lease: must be a second or more, not {self.lease}")
+        if self.grace < timedelta():
+            raise SettingsError(f"grace: must not be negative, not {self.grace}")
+        for name, schemes in (
+            ("database_url", ("postgresql", "postgres", "postgresql+psycopg")),
+            ("redis_url", ("redis", "rediss", "unix", "valkey", "valkeys")),
+        ):
+            url = getattr(self, name)
+            if url and urlsplit(url).scheme not in schemes:
+                raise SettingsError(f"{name}: begins with {schemes[0]}://, not {masked(url)!r}")
+
+    @classmethod
+    def read(
+        cls,
+        flags: Mapping[str, Any] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        file: Path | None = None,
+    ) -> "Settings":
+        """Read the settings of this process.
+
+        ``flags`` are those given on the command line (``None`` values are absent ones); ``environ`` is ``os.environ``
+        unless given; ``file`` is ``./postroad.toml`` if that exists. Raises ``SettingsError`` for an unknown name,
+        with the nearest known one, and for a bad value.
+        """
+        variables = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        path = file or Path("postroad.toml")
+        if file or path.exists():
+            values |= _from_file(path)
+        values |= _from_environment(variables)
+        for name, value in (flags or {}).items():
+            if value is not None:
+                values[name] = _parsed(f"--{name.replace('_', '-')}", name, value)
+        return cls(**values)
+
+    def environment(self) -> dict[str, str]:
+        """These settings as variables, for a child process."""
+        return {
+            _variable(name): _text(getattr(self, name))
+            for name in _kinds()
+            if getattr(self, name) not in ("", None)
+        }
+
+
+def masked(url: str) -> str:
+    """``url`` without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    location = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{location}"))
+
+
+def duration(text: str) -> timedelta:
+    """``500ms``, ``15s``, ``2m``, ``1h``, ``30d`` or a bare number of seconds. Raises ``ValueError``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text.strip())
+    if match is None:
+        raise ValueError(f"not a duration such as 500ms, 15s or 2m: {text!r}")
+    seconds = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}[match[2]]
+    return timedelta(seconds=float(match[1]) * seconds)
+
+
+_OWN_NAMES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
+
+
+def _kinds() -> dict[str, type]:
+    hints = get_type_hints(Settings)
+    return {f.name: hints[f.name] for f in dataclasses.fields(Settings)}
+
+
+def _variable(name: str) -> str:
+    return _OWN_NAMES.get(name, f"POSTROAD_{name.upper()}")
+
+
+def _text(value: object) -> str:
+    return f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = {_variable(name): name for name in _kinds()}
+    values = {}
+    for variable, text in environ.items():
+        if variable in known:
+            if text:
+                values[known[variable]] = _parsed(variable, known[variable], text)
+        elif variable.startswith("POSTROAD_") and not variable.startswith("POSTROAD_TEST_"):
+            raise SettingsError(f"{variable} is no setting of postroad{_nearest(variable, known)}")
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is no TOML: {error}") from error
+    for key in document:
+        if key not in _kinds():
+            raise SettingsError(f"{path}: {key!r} is no setting of postroad{_nearest(key, _kinds())}")
+    return {key: _parsed(f"{path}: {key}", key, value) for key, value in document.items()}
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _parsed(source: str, name: str, value: Any) -> Any:
+    kind = _kinds().get(name)
+    if kind is None:
+        raise SettingsError(f"{source} is no setting of postroad{_nearest(name, _kinds())}")
+    if isinstance(value, kind) and not isinstance(value, bool):
+        return value
+    parse: Callable[[str], Any] = {timedelta: duration, int: int, str: str}[kind]
+    try:
+        return parse(str(value))
+    except ValueError as error:
+        wanted = "a whole number" if kind is int else str(error)
+        raise SettingsError(f"{source}: {value!r} is not valid: {wanted}") from error

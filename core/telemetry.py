@@ -1,0 +1,119 @@
+"""Spans, trace context and log lines: every name that shows up outside is here.
+
+Every task has a trace, whether or not anybody collects spans: without an SDK we make the ids ourselves, so that
+the id in the answer, in SQL and in the logs is the same as the one a collector would show.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+TRACER = "postroad"
+ACCEPT = "accept"
+PUBLISH = "publish"
+PROCESS = "process"
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_propagator = TraceContextTextMapPropagator()
+
+FIELDS = ("pipeline", "stage", "task_id", "attempt", "outcome", "trace_id", "duration_ms", "worker", "shard")
+"""The fields of a log line beside time, level and message. There is none for payloads and results."""
+
+
+def continued(traceparent: str | None) -> str:
+    """``traceparent`` if it is a valid one (W3C Trace Context, version 00), else that of a new trace."""
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    if match and match[1].strip("0") and match[2].strip("0"):
+        return match[0]
+    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-00"
+
+
+def trace_id(traceparent: str) -> str:
+    """The 32 hexadecimal digits of the trace in a valid ``traceparent``."""
+    return traceparent[3:35]
+
+
+@contextmanager
+def span(
+    name: str,
+    kind: SpanKind,
+    traceparent: str,
+    attributes: Mapping[str, str | int],
+    *,
+    links: tuple[str, ...] = (),
+) -> Iterator[str]:
+    """Run a block in a span that continues ``traceparent``; yields the ``traceparent`` for what the block causes.
+
+    Without an SDK nothing is recorded and the given ``traceparent`` is handed on. An exception marks the span as
+    failed.
+    """
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        # Nobody configured an SDK: what is not recorded must cost nothing.
+        yield traceparent
+        return
+    tracer = trace.get_tracer(TRACER)
+    context = _propagator.extract({"traceparent": traceparent})
+    linked = [
+        Link(trace.get_current_span(_propagator.extract({"traceparent": link})).get_span_context())
+        for link in links
+    ]
+    with tracer.start_as_current_span(
+        name, context, kind, attributes, links=linked, record_exception=False, set_status_on_exception=False
+    ) as current:
+        carrier: dict[str, str] = {}
+        if current.is_recording():
+            _propagator.inject(carrier)
+        try:
+            yield carrier.get("traceparent", traceparent)
+        except Exception as error:
+            current.set_attribute("error.type", type(error).__qualname__)
+            current.set_status(Status(StatusCode.ERROR, str(error)[:200]))
+            raise
+
+
+class JSONLines(logging.Formatter):
+    """One JSON object a line: ``timestamp``, ``level``, ``logger``, ``message``, and those of ``FIELDS`` that it has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        if record.exc_info and record.exc_info[0]:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class ConsoleLines(logging.Formatter):
+    """The same for a person at a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        fields = " ".join(f"{name}={getattr(record, name)}" for name in FIELDS if hasattr(record, name))
+        line = f"{moment} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        if record.exc_info and record.exc_info[0]:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def configure_logging(level: str, *, console: bool | None = None) -> None:
+    """Log to stderr: as JSON lines, or for a person if ``console`` (by default: if stderr is a terminal)."""
+    handler = logging.StreamHandler(sys.stderr)
+    for_person = sys.stderr.isatty() if console is None else console
+    handler.setFormatter(ConsoleLines() if for_person else JSONLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("alembic", "sqlalchemy", "asyncio"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
