@@ -17,6 +17,8 @@ import psutil
 import psycopg
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from postroad.core import servers
 from postroad.core.servers import EmbeddedServersMissing, Postgres, ServerStartError, Valkey
@@ -85,7 +87,11 @@ def test_postgres_starts_although_backends_of_a_killed_postmaster_may_linger(own
     assert ask(own_postgres, "select 1") == 1
 
 
-@pytest.mark.parametrize("left_behind", [f"{os.getpid()}\n/elsewhere\n", "", "999999999\n"])
+@pytest.mark.parametrize(
+    "left_behind",
+    [f"{os.getpid()}\n/elsewhere\n", "", "999999999\n"],
+    ids=["somebody else's number", "empty", "nobody's number"],
+)
 def test_a_stale_lock_file_does_not_stop_postgres(own_postgres: Postgres, left_behind: str) -> None:
     own_postgres.kill()
     (own_postgres.data / "postmaster.pid").write_text(left_behind)
@@ -132,11 +138,11 @@ def test_valkey_is_reached_on_loopback_with_its_password_only(own_valkey: Valkey
         assert client.config_get("bind")["bind"] == "127.0.0.1"
 
     with (
-        redis.Redis(host="127.0.0.1", port=own_valkey.port, retry=None) as stranger,
+        redis.Redis(host="127.0.0.1", port=own_valkey.port, retry=Retry(NoBackoff(), 0)) as stranger,
         pytest.raises(redis.AuthenticationError),
     ):
         stranger.ping()
-    assert urlsplit(own_valkey.url).password not in " ".join(psutil.Process(own_valkey.pid).cmdline())
+    assert str(urlsplit(own_valkey.url).password) not in " ".join(psutil.Process(own_valkey.pid).cmdline())
 
 
 def test_valkey_keeps_its_data_if_it_is_append_only(folder: Path) -> None:
@@ -174,9 +180,7 @@ def test_the_servers_do_not_hear_the_terminals_interrupt(folder: Path) -> None:
         wait_until(lambda: not any(lives(pid) for pid in pids))
 
 
-def test_without_the_wheels_the_error_says_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_wheels_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     servers._postgres_binaries.cache_clear()
 
