@@ -1,0 +1,1 @@
+"""Pipelines to read, run and take apart."""
