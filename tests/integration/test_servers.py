@@ -60,6 +60,17 @@ def test_root_runs_postgres_as_somebody_else(own_postgres: Postgres) -> None:
     assert psutil.Process(own_postgres.pid).uids().effective != 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to step down")
+def test_root_may_keep_postgres_in_a_closed_folder(folder: Path) -> None:
+    closed = folder / "closed"
+    closed.mkdir(mode=0o700)
+
+    with Postgres(closed / "postgres", fsync=False) as postgres:
+        assert ask(postgres, "select 1") == 1
+
+    assert closed.stat().st_mode & 0o777 == 0o701
+
+
 def test_what_postgres_committed_outlives_its_kill(own_postgres: Postgres) -> None:
     url, pid = own_postgres.url, own_postgres.pid
     family = psutil.Process(pid).children(recursive=True)
