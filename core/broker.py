@@ -131,9 +131,7 @@ def _redis_url(url: str) -> str:
     return url.replace("valkey://", "redis://", 1).replace("valkeys://", "rediss://", 1)
 
 
-def _client(
-    settings: Settings, *, connections: int, pool_timeout: float | None, socket_timeout: float
-) -> "Redis":
+def _client(settings: Settings, *, connections: int, pool_timeout: float | None, socket_timeout: float) -> "Redis":
     try:
         pool = BlockingConnectionPool.from_url(
             _redis_url(settings.redis_url),

@@ -242,9 +242,7 @@ def is_transient(error: BaseException) -> bool:
         return cause.sqlstate.startswith(_TRANSIENT_STATES)
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    return isinstance(
-        error, OperationalError | InterfaceError | psycopg.OperationalError | psycopg.InterfaceError
-    )
+    return isinstance(error, OperationalError | InterfaceError | psycopg.OperationalError | psycopg.InterfaceError)
 
 
 def lost_connection(error: BaseException) -> bool:

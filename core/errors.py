@@ -65,3 +65,8 @@ class NotFoundError(PostroadError, LookupError):
 
 class RefusedError(PostroadError):
     """What was asked for does not fit the present state; nothing was changed."""
+
+
+def first_line(error: BaseException) -> str:
+    """What ``error`` says, in one line: drivers add the statement and links to their documentation."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

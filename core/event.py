@@ -43,9 +43,7 @@ class Event:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.type):
-            raise UnstorableError(
-                f"an event's type is a CamelCase name of up to 64 letters, not {self.type!r}"
-            )
+            raise UnstorableError(f"an event's type is a CamelCase name of up to 64 letters, not {self.type!r}")
 
     def __str__(self) -> str:
         return f"{self.type}:{self.stage}" if self.stage else str(self.type)

@@ -20,9 +20,7 @@ def decode(text: bytes) -> Any:
     try:
         string = text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnstorableError(
-            f"the body is not UTF-8: byte {error.start} is wrong", malformed=True
-        ) from error
+        raise UnstorableError(f"the body is not UTF-8: byte {error.start} is wrong", malformed=True) from error
     try:
         value = json.loads(string, object_pairs_hook=_members, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

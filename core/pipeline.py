@@ -118,9 +118,7 @@ class Pipeline:
         except CycleError as error:
             circle = " -> ".join(reversed(error.args[1]))
             first = "" if any(not s.after for s in self._stages.values()) else " and it has no first stage"
-            raise DeclarationError(
-                f"stages of pipeline {self.name!r} wait for each other: {circle}{first}"
-            ) from error
+            raise DeclarationError(f"stages of pipeline {self.name!r} wait for each other: {circle}{first}") from error
         return {name: self._stages[name] for name in order}
 
     def _add(
@@ -172,9 +170,7 @@ def _checked_name(what: str, name: str) -> str:
     return name
 
 
-def _transaction_asked_for(
-    full_name: str, handler: Handler
-) -> type[AsyncConnection] | type[AsyncSession] | None:
+def _transaction_asked_for(full_name: str, handler: Handler) -> type[AsyncConnection] | type[AsyncSession] | None:
     """What the handler's second parameter is annotated with; raises if its signature is not one that we call."""
     if not callable(handler):
         raise DeclarationError(f"stage {full_name!r}: its handler {handler!r} is not a function")

@@ -28,23 +28,17 @@ class Settings:
 
     database_url: str = field(default="", metadata={"doc": "Postgres 15 or newer"})
     redis_url: str = field(default="", metadata={"doc": "Redis 7 or Valkey 8, or newer"})
-    app: str = field(
-        default="", metadata={"doc": "where the pipelines are: module, module:attribute or a path"}
-    )
+    app: str = field(default="", metadata={"doc": "where the pipelines are: module, module:attribute or a path"})
     schema: str = field(default="postroad", metadata={"doc": "Postgres schema of our tables"})
     prefix: str = field(default="postroad", metadata={"doc": "first part of every Redis key"})
-    shards: int = field(
-        default=1, metadata={"doc": "key slots over which a Redis Cluster spreads the stages"}
-    )
+    shards: int = field(default=1, metadata={"doc": "key slots over which a Redis Cluster spreads the stages"})
     lease: timedelta = field(
         default=timedelta(seconds=15),
         metadata={"doc": "a worker that is silent for so long is dead, and its entries go to others"},
     )
     grace: timedelta = field(
         default=timedelta(seconds=25),
-        metadata={
-            "doc": "how long a stopping process lets running work finish (Kubernetes kills after 30 s)"
-        },
+        metadata={"doc": "how long a stopping process lets running work finish (Kubernetes kills after 30 s)"},
     )
     crash_limit: int = field(
         default=5, metadata={"doc": "deliveries without an outcome after which a stage is a dead letter"}
@@ -59,9 +53,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
-            raise SettingsError(
-                f"schema: {self.schema!r} must be lower-case letters, digits and '_', 40 at most"
-            )
+            raise SettingsError(f"schema: {self.schema!r} must be lower-case letters, digits and '_', 40 at most")
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.prefix):
             raise SettingsError(f"prefix: {self.prefix!r} must be letters, digits, '_', '.' and '-'")
         for name, least, most in (
@@ -114,9 +106,7 @@ class Settings:
     def environment(self) -> dict[str, str]:
         """These settings as variables, for a child process."""
         return {
-            _variable(name): _text(getattr(self, name))
-            for name in _kinds()
-            if getattr(self, name) not in ("", None)
+            _variable(name): _text(getattr(self, name)) for name in _kinds() if getattr(self, name) not in ("", None)
         }
 
 
@@ -190,9 +180,9 @@ def _parsed(source: str, name: str, value: Any) -> Any:
         raise SettingsError(f"{source} is no setting of postroad{_nearest(name, _kinds())}")
     if isinstance(value, kind) and not isinstance(value, bool):
         return value
-    parse: Callable[[str], Any] = {timedelta: duration, int: int, str: str}[kind]
+    parsers: dict[type, Callable[[str], Any]] = {timedelta: duration, int: int, str: str}
     try:
-        return parse(str(value))
+        return parsers[kind](str(value))
     except ValueError as error:
         wanted = "a whole number" if kind is int else str(error)
         raise SettingsError(f"{source}: {value!r} is not valid: {wanted}") from error

@@ -64,8 +64,7 @@ def span(
     tracer = trace.get_tracer(TRACER)
     context = _propagator.extract({"traceparent": traceparent})
     linked = [
-        Link(trace.get_current_span(_propagator.extract({"traceparent": link})).get_span_context())
-        for link in links
+        Link(trace.get_current_span(_propagator.extract({"traceparent": link})).get_span_context()) for link in links
     ]
     with tracer.start_as_current_span(
         name, context, kind, attributes, links=linked, record_exception=False, set_status_on_exception=False
@@ -82,7 +81,7 @@ def span(
 
 
 class JSONLines(logging.Formatter):
-    """One JSON object a line: ``timestamp``, ``level``, ``logger``, ``message``, and those of ``FIELDS`` that it has."""
+    """A JSON object a line: ``timestamp``, ``level``, ``logger``, ``message``, and those of ``FIELDS`` that it has."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -101,7 +100,7 @@ class ConsoleLines(logging.Formatter):
     """The same for a person at a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        moment = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={getattr(record, name)}" for name in FIELDS if hasattr(record, name))
         line = f"{moment} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
         if record.exc_info and record.exc_info[0]:

@@ -21,9 +21,7 @@ def append(connection: Connection | Session, *events: Event, schema: str = ...) 
 
 
 @overload
-def append(
-    connection: AsyncConnection | AsyncSession, *events: Event, schema: str = ...
-) -> Awaitable[None]: ...
+def append(connection: AsyncConnection | AsyncSession, *events: Event, schema: str = ...) -> Awaitable[None]: ...
 
 
 def append(
@@ -50,9 +48,7 @@ def append(
             connection.flush()
             connection.connection().exec_driver_sql(statement, parameters)
         case _:
-            raise TypeError(
-                f"append() takes a SQLAlchemy connection or session, not {type(connection).__name__}"
-            )
+            raise TypeError(f"append() takes a SQLAlchemy connection or session, not {type(connection).__name__}")
     return None
 
 

@@ -1,0 +1,113 @@
+"""Publish events into the streams of one shard, each page once.
+
+The marker in Redis says how far this shard has got. The script compares it, appends, and advances it in one step, so a
+page goes in once although two relays may try, a reply may be lost, and a stopped relay may wake with old plans.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from ..core.broker import Keys, Scripts, group_name
+from ..outbox.ticks import Appended
+
+END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """How far a shard has got: the window of ``tick`` up to ``position``, or all of it if that is ``None``."""
+
+    tick: int
+    position: int | None
+
+    def __str__(self) -> str:
+        return f"{self.tick}:{END if self.position is None else self.position}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Marker | None":
+        """The marker that ``text`` spells; ``None`` if it is none of ours."""
+        tick, _, position = text.partition(":")
+        try:
+            return cls(int(tick), None if position == END else int(position))
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event on its way to one stage."""
+
+    pipeline: str
+    stage: str
+    event: Appended
+
+
+class Publication(Enum):
+    """What a try to publish came to. Only after ``DONE`` is anything in Redis."""
+
+    DONE = "published"
+    MOVED = "moved"
+    MISSING = "missing"
+
+
+class Shard:
+    """One shard of Redis as the relay sees it."""
+
+    def __init__(self, number: int, keys: Keys, client: Redis) -> None:
+        self.number = number
+        self._keys = keys
+        self._client = client
+        self._scripts = Scripts(__package__ or "", client)
+
+    def holds(self, pipeline: str, stage: str) -> bool:
+        """True if the stage's stream is in this shard."""
+        return self._keys.shard_of(pipeline, stage) == self.number
+
+    async def publish(self, entries: Sequence[Entry], *, seen: str, then: Marker) -> Publication:
+        """Append ``entries`` in their order and advance the marker from ``seen`` to ``then``, or do nothing at all."""
+        streams = list(dict.fromkeys((entry.pipeline, entry.stage) for entry in entries))
+        index = {stage: place for place, stage in enumerate(streams, start=2)}
+        arguments: list[str | int] = [seen, str(then), len(streams)]
+        arguments += [group_name(*stage) for stage in streams]
+        for entry in entries:
+            event = entry.event
+            arguments += (
+                index[entry.pipeline, entry.stage],
+                event.position,
+                event.type,
+                str(event.task_id),
+                event.time,
+                event.traceparent or "",
+            )
+        keys = [self._keys.marker(self.number), *(self._keys.stream(*stage) for stage in streams)]
+        answer = await self._scripts.run("publish", keys, arguments)
+        return Publication(answer[0])
+
+    async def inspect(self, stages: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
+        """The marker's text, ``""`` if there is none, and those of ``stages`` whose stream or group is gone."""
+        held = [stage for stage in stages if self.holds(*stage)]
+        keys = [self._keys.marker(self.number), *(self._keys.stream(*stage) for stage in held)]
+        marker, *missing = await self._scripts.run("inspect", keys, [group_name(*stage) for stage in held])
+        return marker, [held[int(place) - 1] for place in missing]
+
+    async def set_marker(self, marker: Marker, *, seen: str) -> bool:
+        """Set the marker if it is still ``seen``; False if somebody was first."""
+        key = self._keys.marker(self.number)
+        return bool(await self._scripts.run("set_marker", [key], [seen, str(marker)]))
+
+    async def create(self, pipeline: str, stage: str) -> None:
+        """Create the stage's stream and its group, from the first entry on; harmless if they are there.
+
+        Workers never do this: that a group is there says that everything has been asked for that was ready before.
+        """
+        try:
+            await self._client.xgroup_create(
+                self._keys.stream(pipeline, stage), group_name(pipeline, stage), id="0", mkstream=True
+            )
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise

@@ -1,0 +1,67 @@
+"""Restore from Postgres what Redis has lost."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from ..outbox.request import ready_stages
+from ..outbox.ticks import Tick
+from .publish import Marker, Shard
+
+log = logging.getLogger(__name__)
+
+
+async def rebuild_shard(
+    connection: psycopg.AsyncConnection[Any],
+    shard: Shard,
+    stages: Sequence[tuple[str, str]],
+    tick: Tick,
+    *,
+    seen: str,
+    schema: str,
+    reason: str,
+) -> bool:
+    """Ask again for every stage of ``shard`` that is ready, and go on from ``tick``, which was made just now.
+
+    The order is what makes it safe to die anywhere: first the tick, then what is ready after it is appended, and
+    only then do streams and the marker in Redis say that it was. Returns False if another relay was first.
+    """
+    held = [stage for stage in stages if shard.holds(*stage)]
+    asked = await _ask(connection, held, schema=schema, reason=reason)
+    for stage in held:
+        await shard.create(*stage)
+    is_ours = await shard.set_marker(Marker(tick.tick, None), seen=seen)
+    log.warning("rebuilt shard %d (%s): %d stages asked for again", shard.number, reason, asked)
+    return is_ours
+
+
+async def rebuild_stages(
+    connection: psycopg.AsyncConnection[Any],
+    shard: Shard,
+    stages: Sequence[tuple[str, str]],
+    *,
+    schema: str,
+    reason: str,
+) -> None:
+    """Ask again for what is ready at ``stages``, whose streams or groups are gone or never were, and create them."""
+    asked = await _ask(connection, stages, schema=schema, reason=reason)
+    for stage in stages:
+        await shard.create(*stage)
+    names = ", ".join(f"{pipeline}.{stage}" for pipeline, stage in stages)
+    log.log(
+        logging.WARNING if asked else logging.INFO,
+        "created the stream of %s (%s): %d stages asked for again", names, reason, asked,
+    )  # fmt: skip
+
+
+async def _ask(
+    connection: psycopg.AsyncConnection[Any],
+    stages: Sequence[tuple[str, str]],
+    *,
+    schema: str,
+    reason: str,
+) -> int:
+    statement, parameters = ready_stages(schema, reason=reason, stages=stages)
+    return (await connection.execute(statement, parameters)).rowcount

@@ -1,0 +1,295 @@
+"""The relay: from the outbox to the streams.
+
+One loop: tick, read the windows that a shard lacks, publish them, sleep until somebody appends. All that it must
+remember is in Postgres (the ticks) and in Redis (the markers); it may die at any point, and several may run.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from opentelemetry.trace import SpanKind
+from psycopg.rows import class_row
+from redis.exceptions import RedisError
+
+from ..core import broker, telemetry
+from ..core.broker import Keys
+from ..core.database import Statements, connect_psycopg, is_transient
+from ..core.errors import SchemaError, first_line
+from ..core.settings import Settings, masked
+from ..outbox.ticks import Tick, Ticks, Window
+from .publish import Entry, Marker, Publication, Shard
+from .rebuild import rebuild_shard, rebuild_stages
+from .route import Route, Routes
+
+log = logging.getLogger(__name__)
+
+POLL = 1.0
+"""Seconds between two looks while nothing wakes us: the net below the notifications."""
+
+INSPECT = 1.0
+"""Seconds between two looks at whether Redis still has what we published."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds to leave Redis alone after it failed, doubling from the one to the other."""
+
+SHORTEST_NAP, LONGEST_NAP = 0.002, 0.05
+"""Seconds to wait while a transaction is open that appended when we were awake, and so will not notify us."""
+
+
+class Relay:
+    """One relay process. ``run`` goes on until it is cancelled; that is safe at any point."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sql = Statements(__package__ or "", settings.schema)
+        self._client = broker.command_client(settings)
+        keys = Keys(settings.prefix, settings.shards)
+        self._shards = [Shard(number, keys, self._client) for number in keys.shards]
+
+    async def run(self) -> None:
+        """Relay, and connect again whenever Postgres was lost. Raises ``SchemaError`` if it is not migrated."""
+        pause = 0.1
+        try:
+            while True:
+                try:
+                    async with await connect_psycopg(self._settings, application="postroad relay") as connection:
+                        pause = 0.1
+                        await _Session(self, connection).run()
+                except psycopg.errors.UndefinedTable as error:
+                    raise SchemaError(
+                        f"schema {self._settings.schema!r} has no tables of postroad: run postroad migrate"
+                    ) from error
+                except (psycopg.Error, OSError) as error:
+                    if not is_transient(error):
+                        raise
+                    log.warning(
+                        "waiting for Postgres at %s: %s",
+                        masked(self._settings.database_url), first_line(error),
+                    )  # fmt: skip
+                    await asyncio.sleep(pause * random.uniform(0.5, 1))
+                    pause = min(pause * 2, 5.0)
+        finally:
+            await self._client.aclose()
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What we know of one shard. Times are the event loop's."""
+
+    seen: str | None = None
+    """The marker's text as we left it; ``None`` if only Redis can tell."""
+    inspected_at: float = 0.0
+    paused_until: float = 0.0
+    pause: float = SHORTEST_PAUSE
+
+
+class _Session:
+    """The relay's work for as long as one connection to Postgres lasts."""
+
+    def __init__(self, relay: Relay, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._settings = relay._settings
+        self._sql = relay._sql
+        self._client = relay._client
+        self._shards = relay._shards
+        self._connection = connection
+        self._ticks = Ticks(connection, relay._settings.schema)
+        self._nap = SHORTEST_NAP
+        self._routes = Routes([])
+        self._last: Tick
+        self._progress = {shard.number: _Progress() for shard in relay._shards}
+
+    async def run(self) -> None:
+        # Each window has its own bounds: a plan for unknown ones would read the whole outbox.
+        await self._connection.execute("set plan_cache_mode = force_custom_plan")
+        await self._lead()
+        await self._connection.execute(f'listen "{self._settings.schema}.outbox"')
+        self._last, is_ours = await self._ticks.last()
+        if not is_ours:
+            await self._adopt()
+        while True:
+            await self._tick()
+            is_behind = False
+            for shard in self._shards:
+                is_behind |= await self._attend(shard)
+            if not is_behind:
+                await self._sleep()
+
+    async def _lead(self) -> None:
+        """Wait until no other relay works."""
+        is_waiting = False
+        while not await self._flag("try_lead"):
+            if not is_waiting:
+                log.info("another relay works; waiting to take over")
+                is_waiting = True
+            await asyncio.sleep(0.5)
+        log.info("relaying from %s to %s", masked(self._settings.database_url), masked(self._settings.redis_url))
+
+    async def _tick(self) -> None:
+        if await self._ticks.is_news(self._last):
+            tick = await self._ticks.make()
+            if tick is None:
+                await self._adopt()
+            else:
+                self._last = tick
+
+    async def _adopt(self) -> None:
+        if await self._is_standby():
+            raise psycopg.OperationalError("the server is a standby; waiting for a primary")
+        log.warning("the last tick was not made by this server (restored or switched over): beginning anew")
+        self._last = await self._ticks.adopt()
+        await self._load_routes()
+        for shard in self._shards:
+            # If Redis is away: its marker is of a tick of the other server, and leads here again.
+            await self._guarded(shard, self._rebuild(shard, "another server"))
+
+    async def _is_standby(self) -> bool:
+        cursor = await self._connection.execute("select pg_is_in_recovery()")
+        row = await cursor.fetchone()
+        return bool(row and row[0])
+
+    async def _attend(self, shard: Shard) -> bool:
+        """Bring ``shard`` up to date; True if there is more to do at once."""
+        if _now() < self._progress[shard.number].paused_until:
+            return False
+        return await self._guarded(shard, self._advance(shard))
+
+    async def _guarded(self, shard: Shard, work: Coroutine[Any, Any, bool]) -> bool:
+        """Do ``work``; if Redis fails, leave this shard alone for a while and forget what we knew of it."""
+        progress = self._progress[shard.number]
+        try:
+            is_behind = await work
+        except (RedisError, OSError) as error:
+            # Whether the last page went in is unknown: the marker will tell.
+            progress.seen = None
+            progress.paused_until = _now() + progress.pause * random.uniform(0.5, 1)
+            progress.pause = min(progress.pause * 2, LONGEST_PAUSE)
+            await broker.reset_if_demoted(self._client, error)
+            log.warning("publishing to Redis pauses: %s", first_line(error), extra={"shard": shard.number})
+            return False
+        progress.pause = SHORTEST_PAUSE
+        return is_behind
+
+    async def _advance(self, shard: Shard) -> bool:
+        progress = self._progress[shard.number]
+        if progress.seen is None or _now() - progress.inspected_at > INSPECT:
+            await self._inspect(shard, progress)
+        marker = Marker.parse(progress.seen or "")
+        if marker is None or marker == Marker(self._last.tick, None):
+            return marker is None
+        windows = await self._ticks.windows(marker.tick, inclusive=marker.position is not None)
+        # After the ticks: whoever was accepted by then has a pipeline that was deployed before.
+        await self._load_routes()
+        for window in windows:
+            position = (marker.position or 0) if marker.tick == window.tick else 0
+            if not await self._publish(shard, window, position):
+                progress.seen = None
+                return True
+        return bool(windows)
+
+    async def _publish(self, shard: Shard, window: Window, position: int) -> bool:
+        """Publish the rest of one window; False if the shard was not as expected."""
+        async with contextlib.aclosing(self._ticks.pages(window, position)) as pages:
+            previous = None
+            async for page in pages:
+                if previous is not None and not await self._publish_page(
+                    shard, previous, Marker(window.tick, previous[-1].position)
+                ):
+                    return False
+                previous = page
+        return await self._publish_page(shard, previous or [], Marker(window.tick, None))
+
+    async def _publish_page(self, shard: Shard, page: list[Any], then: Marker) -> bool:
+        entries = [
+            Entry(event.pipeline, stage, event)
+            for event in page
+            for stage in self._routes.stages_for(event)
+            if shard.holds(event.pipeline, stage)
+        ]
+        progress = self._progress[shard.number]
+        seen = progress.seen or ""
+        if entries:
+            links = tuple(entry.event.traceparent for entry in entries[:128] if entry.event.traceparent)
+            with telemetry.span(
+                telemetry.PUBLISH, SpanKind.PRODUCER, telemetry.continued(None),
+                {"messaging.system": "redis", "messaging.batch.message_count": len(entries)}, links=links,
+            ):  # fmt: skip
+                publication = await shard.publish(entries, seen=seen, then=then)
+        else:
+            publication = await shard.publish(entries, seen=seen, then=then)
+        if publication is not Publication.DONE:
+            log.info("shard is not as expected: %s", publication.value, extra={"shard": shard.number})
+            return False
+        progress.seen = str(then)
+        return True
+
+    async def _inspect(self, shard: Shard, progress: _Progress) -> None:
+        """Learn how far ``shard`` is, and restore what it has lost."""
+        await self._load_routes()
+        progress.inspected_at = _now()
+        seen, missing = await shard.inspect(self._routes.stages)
+        marker = Marker.parse(seen)
+        if marker is None:
+            await self._rebuild(shard, "no marker")
+            return
+        if not await self._ticks.is_known(marker.tick):
+            await self._rebuild(shard, "its marker is of no tick of this server")
+            return
+        if missing:
+            await rebuild_stages(self._connection, shard, missing, schema=self._settings.schema, reason="no stream")
+        if progress.seen is not None and progress.seen != seen:
+            log.warning("the marker went from %s to %s", progress.seen, seen, extra={"shard": shard.number})
+        progress.seen = seen
+
+    async def _rebuild(self, shard: Shard, reason: str) -> bool:
+        seen, _ = await shard.inspect([])
+        tick = await self._ticks.make()
+        if tick is None:
+            await self._adopt()
+            return True
+        self._last = tick
+        await rebuild_shard(
+            self._connection, shard, self._routes.stages, tick,
+            seen=seen, schema=self._settings.schema, reason=reason,
+        )  # fmt: skip
+        self._progress[shard.number].seen, _ = await shard.inspect([])
+        return True
+
+    async def _load_routes(self) -> None:
+        async with self._connection.cursor(row_factory=class_row(Route)) as cursor:
+            await cursor.execute(self._sql["routes"])
+            self._routes = Routes(await cursor.fetchall())
+
+    async def _sleep(self) -> None:
+        """Wait until somebody appends, or a second has passed."""
+        paused_until = max(progress.paused_until for progress in self._progress.values())
+        if paused_until > _now():
+            # A backlog builds up anyway; to be notified of each commit would only slow the writers.
+            await asyncio.sleep(min(paused_until - _now(), LONGEST_NAP * 5))
+            return
+        if not await self._flag("try_sleep"):
+            await asyncio.sleep(self._nap)
+            self._nap = min(self._nap * 2, LONGEST_NAP)
+            return
+        self._nap = SHORTEST_NAP
+        try:
+            # Who appended before we had the lock did not notify; who appends from now on will.
+            if not await self._ticks.is_news(self._last):
+                async for _ in self._connection.notifies(timeout=POLL, stop_after=1):
+                    pass
+        finally:
+            await self._connection.execute(self._sql["wake"])
+
+    async def _flag(self, statement: str) -> bool:
+        cursor = await self._connection.execute(self._sql[statement])
+        row = await cursor.fetchone()
+        return bool(row and row[0])
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,107 @@
+"""Record in Postgres which pipelines there are, and which stage waits for which.
+
+Postgres, not the code of this or that process, says how a task goes on: during a deployment processes of both
+versions run. ``postroad deploy`` writes a changed graph; a worker records a pipeline that nobody knows yet, and never
+changes one, so that a worker of the old version that restarts does not bring the old graph back.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..core.database import Statements
+from ..core.errors import RefusedError
+from ..core.jsontext import encode
+from ..core.pipeline import Pipeline
+from ..outbox.request import ready_stages
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a deployment came to: the version now in force, and whether it is new or changed."""
+
+    pipeline: str
+    version: int
+    change: str
+    """``new``, ``changed`` or ``unchanged``."""
+
+
+def definition(pipeline: Pipeline) -> dict[str, Any]:
+    """The graph of ``pipeline`` as JSON, in the order in which stages can run."""
+    return {
+        "stages": [
+            {
+                "stage": stage.name,
+                "after": list(stage.after),
+                "retries": stage.retries,
+                "timeout_seconds": stage.timeout.total_seconds(),
+            }
+            for stage in pipeline.graph().values()
+        ]
+    }
+
+
+async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str) -> Deployment:
+    """Make ``pipeline``'s graph the one in force, in the transaction of ``connection``.
+
+    Does nothing if it is already. If it changed, every stage that is ready by the new graph is asked for. Raises
+    ``DeclarationError`` for a graph that cannot be.
+    """
+    wanted = definition(pipeline)
+    sql = Statements(__package__ or "", schema)
+    recorded = (
+        await connection.exec_driver_sql(
+            sql["record_pipeline"], {"pipeline": pipeline.name, "definition": encode(wanted)}
+        )
+    ).one_or_none()
+    if recorded is None:
+        _, version = await _in_force(connection, pipeline.name, schema)
+        return Deployment(pipeline.name, version, "unchanged")
+    stages = pipeline.graph().values()
+    await connection.exec_driver_sql(
+        sql["record_stages"],
+        {
+            "pipeline": pipeline.name,
+            "stage": [stage.name for stage in stages],
+            "after": ["{" + ",".join(stage.after) + "}" for stage in stages],
+        },
+    )
+    if not recorded.is_new:
+        pairs = [(pipeline.name, stage.name) for stage in stages]
+        await connection.exec_driver_sql(*ready_stages(schema, reason="deploy", stages=pairs))
+    return Deployment(pipeline.name, recorded.version, "new" if recorded.is_new else "changed")
+
+
+async def record_if_new(connection: AsyncConnection, pipeline: Pipeline, stages: list[str], schema: str) -> None:
+    """What a worker does at its start, for the ``stages`` it is to run: record the pipeline if nobody knows it.
+
+    Warns if the graph in force is another one; raises ``RefusedError`` if it lacks one of ``stages``, which would wait
+    for entries that never come.
+    """
+    in_force, version = await _in_force(connection, pipeline.name, schema)
+    if in_force is None:
+        deployment = await deploy(connection, pipeline, schema)
+        log.info("recorded pipeline %s, version %d", pipeline.name, deployment.version)
+        return
+    known = {stage["stage"]: stage["after"] for stage in in_force["stages"]}
+    missing = [stage for stage in stages if stage not in known]
+    if missing:
+        raise RefusedError(
+            f"version {version} of pipeline {pipeline.name!r}, which is in force, has no stage"
+            f" {', '.join(map(repr, missing))}: run postroad deploy"
+        )
+    if known != {stage.name: list(stage.after) for stage in pipeline.graph().values()}:
+        log.warning(
+            "pipeline %s: version %d, which is in force, has another graph than this code; postroad deploy changes it",
+            pipeline.name, version,
+        )  # fmt: skip
+
+
+async def _in_force(connection: AsyncConnection, pipeline: str, schema: str) -> tuple[dict[str, Any] | None, int]:
+    sql = Statements(__package__ or "", schema)
+    row = (await connection.exec_driver_sql(sql["pipeline_in_force"], {"pipeline": pipeline})).one_or_none()
+    return (row.definition, row.version) if row else (None, 0)

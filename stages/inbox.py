@@ -1,0 +1,147 @@
+"""The consumer group of one stage: read, acknowledge, park, reclaim.
+
+What one process holds are the entries that Redis lists as pending under its consumer name. Every entry that it was
+given leaves by one of two ways: acknowledged after its outcome was committed, or parked until it is due again.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from redis.asyncio import Redis
+
+from ..core.broker import BLOCK, RETRY_CONSUMER, Keys, Scripts, group_name, is_group_missing
+from ..core.event import Envelope
+
+Delivery = Envelope | str
+"""An entry that was delivered: its envelope, or only its id if it is none of ours or was deleted."""
+
+
+class Inbox:
+    """The stream of one stage, as consumer ``consumer`` sees it.
+
+    ``reader`` is a client for blocking reads that nobody else uses; ``client`` one for everything else.
+    """
+
+    def __init__(self, pipeline: str, stage: str, *, consumer: str, keys: Keys, client: Redis, reader: Redis) -> None:
+        self.pipeline = pipeline
+        self.stage = stage
+        self._consumer = consumer
+        self._client = client
+        self._reader = reader
+        self._scripts = Scripts(__package__ or "", client)
+        self._stream = keys.stream(pipeline, stage)
+        self._due = keys.due(pipeline, stage)
+        self._group = group_name(pipeline, stage)
+        self._shard = keys.shard_of(pipeline, stage)
+        self._keys = keys
+        self._reader_id: int | None = None
+
+    async def read(self, count: int) -> list[Delivery]:
+        """New entries, at most ``count``; waits up to ``BLOCK`` for the first and returns none if none came.
+
+        After an error the reply may be lost while the entries are ours already: call ``recover``.
+        """
+        if self._reader_id is None:
+            self._reader_id = await self._reader.client_id()
+        try:
+            answer = await self._reader.xreadgroup(
+                self._group, self._consumer, {self._stream: ">"},
+                count=count, block=int(BLOCK.total_seconds() * 1000),
+            )  # fmt: skip
+        except BaseException:
+            self._reader_id = None
+            raise
+        return [_delivery(entry_id, fields) for entry_id, fields in _entries(answer)]
+
+    async def interrupt(self) -> None:
+        """End a waiting ``read`` of this process. Cancelling it would lose what Redis is about to hand over."""
+        if self._reader_id is not None:
+            await self._client.client_unblock(self._reader_id)
+
+    async def recover(self, held: Collection[str], count: int) -> list[Delivery]:
+        """Entries that are pending under our own name and that we do not hold: a reply was lost."""
+        return await self._reclaim(self._consumer, count, held)
+
+    async def acknowledge(self, entries: Sequence[str]) -> int:
+        """Forget ``entries``, whose outcomes are committed; returns how many were still pending."""
+        if not entries:
+            return 0
+        # Acknowledged first: a deleted entry that is still pending could never be read again.
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.xack(self._stream, self._group, *entries)
+        pipeline.xdel(self._stream, *entries)
+        acknowledged, _ = await pipeline.execute()
+        return int(acknowledged)
+
+    async def park(self, entries: Iterable[tuple[str, timedelta]]) -> int:
+        """Let ``entries`` rest, each for its delay, then be reclaimed by any worker; returns how many were ours.
+
+        A delay of 0 hands an entry back at once.
+        """
+        arguments: list[str | int] = [self._group, self._consumer, RETRY_CONSUMER]
+        for entry_id, delay in entries:
+            arguments += (entry_id, max(0, round(delay.total_seconds() * 1000)))
+        return int(await self._scripts.run("park", [self._stream, self._due], arguments))
+
+    async def reclaim_due(self, count: int) -> tuple[list[Delivery], timedelta | None]:
+        """Parked entries that are due, at most ``count``, and the time until the next one is (``None``: none)."""
+        arguments: list[str | int] = [self._group, self._consumer, RETRY_CONSUMER, count]
+        wait, *entries = await self._scripts.run("reclaim_due", [self._stream, self._due], arguments)
+        return _reclaimed(entries), None if wait < 0 else timedelta(milliseconds=wait)
+
+    async def reclaim_dead(self, count: int) -> list[Delivery]:
+        """Entries of consumers whose heartbeat has stopped, at most ``count``."""
+        taken: list[Delivery] = []
+        for owner in await self._owners():
+            if owner not in (self._consumer, RETRY_CONSUMER) and len(taken) < count:
+                taken += await self._reclaim(owner, count - len(taken), ())
+        return taken
+
+    async def relist(self) -> None:
+        """List the parked entries by due time again if that list was lost."""
+        position = "-"
+        while position:
+            arguments = [self._group, RETRY_CONSUMER, position]
+            last = await self._scripts.run("relist", [self._stream, self._due], arguments)
+            position = f"({last}" if last else ""
+
+    async def leave(self) -> None:
+        """Remove our consumer from the group, if nothing is pending under its name."""
+        if self._consumer not in await self._owners():
+            await self._client.xgroup_delconsumer(self._stream, self._group, self._consumer)
+
+    async def close(self) -> None:
+        """Close the reader's connection; the other client is the caller's."""
+        await self._reader.aclose()
+
+    async def _owners(self) -> list[str]:
+        """The consumers that have pending entries."""
+        try:
+            summary = await self._client.xpending(self._stream, self._group)
+        except Exception as error:
+            if is_group_missing(error):
+                return []
+            raise
+        return [consumer["name"] for consumer in summary["consumers"]]
+
+    async def _reclaim(self, owner: str, count: int, held: Collection[str]) -> list[Delivery]:
+        alive = self._keys.alive(self._shard, owner)
+        arguments: list[str | int] = [self._group, self._consumer, owner, count, *held]
+        return _reclaimed(await self._scripts.run("reclaim", [self._stream, alive], arguments))
+
+
+def _entries(answer: Any) -> list[tuple[str, dict[str, str]]]:
+    """The entries of the one stream that was read."""
+    return [entry for entries in (answer or {}).values() for entry in entries]
+
+
+def _delivery(entry_id: str, fields: dict[str, str] | None, deliveries: int = 1) -> Delivery:
+    return Envelope.parse(entry_id, fields, deliveries) or entry_id
+
+
+def _reclaimed(entries: Iterable[tuple[str, list[str], int]]) -> list[Delivery]:
+    return [
+        _delivery(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)), int(deliveries))
+        for entry_id, flat, deliveries in entries
+    ]

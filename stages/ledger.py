@@ -1,0 +1,240 @@
+"""What Postgres knows of the stages that a worker runs: load it, and commit what the attempts came to.
+
+Every commit is conditional on the version of the task that was loaded. If somebody else wrote the task meanwhile (a
+stage beside this one, another worker that took over, a person who cancelled) it is loaded again and decided again.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..core.backoff import backoff
+from ..core.batching import GroupCommit
+from ..core.database import Statements, is_transient
+from ..core.outcome import Completed, Outcome, Reject, Retry, Snooze
+from ..core.pipeline import Stage
+from ..core.task import Task
+
+log = logging.getLogger(__name__)
+
+GROUP = 500
+"""Outcomes that share one commit at most."""
+
+TRIES = 20
+"""How often an outcome is decided again when others keep writing its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One (task, stage) as loaded, with what is needed to run it and to commit its outcome."""
+
+    task_id: UUID
+    version: int
+    payload: Any
+    labels: dict[str, str]
+    created_at: datetime
+    traceparent: str
+    is_open: bool
+    is_ready: bool
+    attempts: int
+    wait: timedelta | None
+    results: dict[str, Any] | None
+
+    def task(self, stage: Stage) -> Task:
+        """What the handler is given."""
+        return Task(
+            task_id=self.task_id,
+            pipeline=stage.pipeline,
+            stage=stage.name,
+            payload=self.payload,
+            results=self.results or {},
+            attempt=self.attempts + 1,
+            labels=self.labels,
+            created_at=self.created_at,
+            traceparent=self.traceparent,
+        )
+
+
+class Kind(StrEnum):
+    """What an outcome makes of a stage run; the words of ``stage_run.status``."""
+
+    DONE = "done"
+    FAILED = "failed"
+    SNOOZED = "snoozed"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be written for one attempt, decided from its outcome and the attempts before it."""
+
+    kind: Kind
+    attempts: int
+    result: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    delay: timedelta | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for failures that look alike: the reason without its numbers and ids, hashed."""
+        text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+", "#", self.reason or "", flags=re.IGNORECASE)
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of ``stage`` on ``work`` that has come to ``outcome``; ``error`` is a traceback, if there is one."""
+
+    stage: Stage
+    work: Work
+    outcome: Outcome
+    started_at: datetime
+    error: str | None = None
+
+    def verdict(self) -> Verdict:
+        """Decide, purely from what was loaded: done, tried again after a delay, or dead."""
+        tried = self.work.attempts + 1
+        match self.outcome:
+            case Completed(result):
+                return Verdict(Kind.DONE, tried, result=result)
+            case Snooze() as snooze:
+                return Verdict(Kind.SNOOZED, self.work.attempts, reason=snooze.reason or None, delay=snooze.after)
+            case Reject() as reject:
+                return Verdict(Kind.DEAD, tried, reason=_line(reject.reason), error=self.error)
+            case Retry() as retry:
+                reason = _line(retry.reason)
+                if tried > self.stage.retries:
+                    return Verdict(Kind.DEAD, tried, reason=reason, error=self.error)
+                delay = backoff(tried) if retry.after is None else retry.after
+                return Verdict(Kind.FAILED, tried, reason=reason, error=self.error, delay=delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a commit came to. ``verdict`` is ``None`` if nothing was left to decide: somebody else had settled it."""
+
+    verdict: Verdict | None
+
+
+class Ledger:
+    """Loads and commits, for all stages of one worker process; commits of its stages share transactions."""
+
+    def __init__(self, engine: AsyncEngine, schema: str, worker: str) -> None:
+        self._engine = engine
+        self._sql = Statements(__package__ or "", schema)
+        self._worker = worker
+        self._group: GroupCommit[Attempt, Settled] = GroupCommit(
+            self._commit_group, limit=GROUP, is_transient=is_transient
+        )
+
+    async def load(self, stage: Stage, tasks: Iterable[UUID]) -> dict[UUID, Work]:
+        """What is known of ``stage`` for each of ``tasks``; those that are gone are missing in the answer."""
+        async with self._engine.connect() as connection:
+            work = await self._load(connection, stage, list(tasks))
+            await connection.rollback()
+        return work
+
+    async def commit(self, attempt: Attempt) -> Settled:
+        """Commit the attempt's outcome, together with whatever else has finished by then.
+
+        Raises what Postgres said if it refused this very outcome, or if it is away (``is_transient``); then nobody
+        knows whether it was committed, and committing again is safe.
+        """
+        return await self._group.submit(attempt)
+
+    async def commit_within(self, connection: AsyncConnection, attempt: Attempt) -> Settled:
+        """Write the attempt's outcome in the handler's own transaction, which the caller then commits.
+
+        The caller must roll back if the answer has no verdict: somebody else has settled this stage.
+        """
+        (settled,) = await self._settle(connection, [attempt])
+        return settled
+
+    async def drain(self) -> None:
+        """Wait until every commit that was asked for has come to an end."""
+        await self._group.drain()
+
+    async def _commit_group(self, attempts: Sequence[Attempt]) -> Sequence[Settled]:
+        async with self._engine.begin() as connection:
+            return await self._settle(connection, attempts)
+
+    async def _settle(self, connection: AsyncConnection, attempts: Sequence[Attempt]) -> list[Settled]:
+        settled: list[Settled | None] = [None] * len(attempts)
+        open_attempts = dict(enumerate(attempts))
+        for _ in range(TRIES):
+            # One outcome of a task at a time: the second one sees the version that the first one leaves.
+            turn = {attempt.work.task_id: place for place, attempt in reversed(open_attempts.items())}
+            verdicts = {place: open_attempts[place].verdict() for place in turn.values()}
+            written = await self._write(connection, [(open_attempts[place], verdicts[place]) for place in verdicts])
+            for task_id, place in turn.items():
+                if task_id in written:
+                    settled[place] = Settled(verdicts[place])
+                    del open_attempts[place]
+            if not open_attempts:
+                break
+            for place, fresh in (await self._reload(connection, open_attempts)).items():
+                if fresh is None:
+                    settled[place] = Settled(None)
+                    del open_attempts[place]
+                else:
+                    open_attempts[place] = fresh
+            if not open_attempts:
+                break
+        if open_attempts:
+            raise TimeoutError(f"{len(open_attempts)} tasks were written by others {TRIES} times in a row")
+        return [one for one in settled if one is not None]
+
+    async def _write(self, connection: AsyncConnection, decided: Sequence[tuple[Attempt, Verdict]]) -> set[UUID]:
+        """Run the commit statement; the tasks that it took."""
+        column: Callable[[Callable[[Attempt, Verdict], Any]], list[Any]] = lambda value: [  # noqa: E731
+            value(attempt, verdict) for attempt, verdict in decided
+        ]
+        parameters = {
+            "task_id": column(lambda attempt, _: attempt.work.task_id),
+            "version": column(lambda attempt, _: attempt.work.version),
+            "stage": column(lambda attempt, _: attempt.stage.name),
+            "kind": column(lambda _, verdict: str(verdict.kind)),
+            "attempts": column(lambda _, verdict: verdict.attempts),
+            "result": column(lambda _, verdict: verdict.result),
+            "reason": column(lambda _, verdict: verdict.reason),
+            "error": column(lambda _, verdict: verdict.error),
+            "fingerprint": column(lambda _, verdict: verdict.fingerprint if verdict.kind is Kind.DEAD else None),
+            "delay": column(lambda _, verdict: verdict.delay),
+            "started_at": column(lambda attempt, _: attempt.started_at),
+            "worker": self._worker,
+        }
+        rows = await connection.exec_driver_sql(self._sql["commit"], parameters)
+        return {task_id for (task_id,) in rows}
+
+    async def _reload(self, connection: AsyncConnection, attempts: dict[int, Attempt]) -> dict[int, Attempt | None]:
+        """The attempts on the tasks as they are now; ``None`` where nothing is left to do."""
+        stages = {attempt.stage.full_name: attempt.stage for attempt in attempts.values()}
+        fresh: dict[int, Attempt | None] = {}
+        for full_name, stage in stages.items():
+            places = [place for place, attempt in attempts.items() if attempt.stage.full_name == full_name]
+            work = await self._load(connection, stage, [attempts[place].work.task_id for place in places])
+            for place in places:
+                now = work.get(attempts[place].work.task_id)
+                fresh[place] = replace(attempts[place], work=now) if now and now.is_open else None
+        return fresh
+
+    async def _load(self, connection: AsyncConnection, stage: Stage, tasks: list[UUID]) -> dict[UUID, Work]:
+        rows = await connection.exec_driver_sql(
+            self._sql["load"], {"pipeline": stage.pipeline, "stage": stage.name, "task_id": tasks}
+        )
+        return {row.task_id: Work(**row._mapping) for row in rows}
+
+
+def _line(reason: str) -> str:
+    """One line of text that Postgres can keep, 1,000 characters at most."""
+    text = reason.strip().replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    return (text.splitlines() or [""])[0][:1000] or "no reason given"

@@ -1,0 +1,168 @@
+"""Run one attempt of a handler and say what it came to. Nothing that a handler does gets past this file."""
+
+import asyncio
+import contextvars
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+from ..core import telemetry
+from ..core.errors import UnstorableError
+from ..core.jsontext import encode
+from ..core.outcome import Completed, Outcome, Reject, Retry, Snooze
+from ..core.pipeline import Stage
+from ..core.task import Task
+
+RESULT_LIMIT = 1024 * 1024
+"""Bytes of JSON that a handler may return. Results are loaded by every later stage: large ones belong elsewhere."""
+
+ERROR_LIMIT = 8_000
+"""Characters of a traceback that are kept, from its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What an attempt came to, and the traceback if it failed by an exception."""
+
+    outcome: Outcome
+    error: str | None = None
+
+
+class HandlerThreads:
+    """Runs plain functions, each in a daemon thread of its own.
+
+    No pool: a function that never returns cannot be stopped, but its thread must neither block others from running
+    nor keep the process from exiting, as those of ``concurrent.futures`` do.
+    """
+
+    def __init__(self) -> None:
+        self.abandoned = 0
+        """Threads still running a function whose time was up."""
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """The value of ``function()``; a cancelled call abandons its thread."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                self.abandoned -= 1
+            elif error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        def work() -> None:
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = context.run(function)
+            except StopIteration as stop:
+                error = RuntimeError(f"handler raised StopIteration: {stop}")
+            except BaseException as raised:
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, value, error)
+
+        threading.Thread(target=work, name="handler", daemon=True).start()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self.abandoned += 1
+            raise
+
+
+async def run_handler(
+    stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None = None
+) -> Run:
+    """Run ``stage``'s handler on ``task`` once, in a span, within its timeout.
+
+    ``connection`` is the transaction for a handler that asks for one. Whatever the handler raises becomes an outcome;
+    only cancellation of the caller itself comes out as ``CancelledError``.
+    """
+    attributes: dict[str, str | int] = {
+        "messaging.system": "redis",
+        "messaging.operation.name": telemetry.PROCESS,
+        "messaging.operation.type": "process",
+        "messaging.destination.name": stage.full_name,
+        "messaging.message.id": str(task.task_id),
+        "postroad.attempt": task.attempt,
+    }
+    try:
+        name = f"{telemetry.PROCESS} {stage.name}"
+        with telemetry.span(name, SpanKind.CONSUMER, task.traceparent, attributes):
+            value = await _call(stage, task, threads, connection)
+    except Retry as retry:
+        cause = retry.__cause__ or retry.__context__
+        return Run(retry, _traceback(cause) if cause else None)
+    except (Snooze, Reject) as outcome:
+        return Run(outcome)
+    except asyncio.CancelledError as error:
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise
+        return Run(Retry("the handler raised CancelledError"), _traceback(error))
+    except _OutOfTimeError:
+        return Run(Retry(f"timed out after {stage.timeout.total_seconds():g} s"))
+    except BaseException as error:
+        # SystemExit and its like too: a handler must not end the process that runs others' tasks.
+        return Run(Retry(f"{type(error).__name__}: {_text(error)}"), _traceback(error))
+    return _completed(value)
+
+
+class _OutOfTimeError(Exception):
+    """The stage's own timeout, as opposed to a TimeoutError that the handler met."""
+
+
+async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None) -> Any:
+    limit = asyncio.timeout(stage.timeout.total_seconds())
+    try:
+        async with limit:
+            if not stage.is_async:
+                return await threads.run(lambda: stage.handler(task))
+            if connection is None:
+                return await stage.handler(task)
+            if stage.transaction is AsyncConnection:
+                return await stage.handler(task, connection)
+            async with AsyncSession(connection, expire_on_commit=False) as session:
+                value = await stage.handler(task, session)
+                await session.flush()
+                return value
+    except TimeoutError as error:
+        if limit.expired():
+            raise _OutOfTimeError from error
+        raise
+
+
+def _completed(value: Any) -> Run:
+    try:
+        result = encode(value)
+    except UnstorableError as error:
+        return Run(Reject(f"the handler's result cannot be stored: {error}"))
+    if len(result) > RESULT_LIMIT:
+        return Run(
+            Reject(
+                f"the handler's result is too large: {len(result):,} bytes of JSON, {RESULT_LIMIT:,} at most;"
+                " store it elsewhere and return where it is"
+            )
+        )
+    return Run(Completed(result))
+
+
+def _traceback(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(error))
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[-ERROR_LIMIT:]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be read)"

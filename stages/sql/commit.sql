@@ -1,0 +1,113 @@
+-- Commit what attempts have come to: stage runs, tasks, dead letters, events, all or nothing.
+-- Parameters, arrays of one length, one outcome a task: task_id uuid[], version int[] (as loaded), stage text[],
+-- kind text[] (done, failed, snoozed, dead), attempts int[] (with this one), result text[] (JSON), reason text[],
+-- error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[]; and worker text.
+--
+-- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled; returns their
+-- task_id. For the others somebody was first: load again, decide again.
+-- Locks the task rows, ordered by task_id so that two workers cannot wait for each other. Leans on primary keys.
+--
+-- A stage that comes after several others is asked for here: only the transaction that completes the last of them,
+-- with the task's row locked, knows that it is the last.
+with outcome as materialized (
+    select *
+      from unnest(%(task_id)s::uuid[], %(version)s::int[], %(stage)s::text[], %(kind)s::text[], %(attempts)s::int[],
+                  %(result)s::text[], %(reason)s::text[], %(error)s::text[], %(fingerprint)s::text[],
+                  %(delay)s::interval[], %(started_at)s::timestamptz[])
+           as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at)
+),
+held as materialized (
+    select task.task_id, task.pipeline, task.status, task.traceparent, task.stages_done, outcome.stage, outcome.kind,
+           outcome.attempts, outcome.result, outcome.reason, outcome.error, outcome.fingerprint, outcome.delay,
+           outcome.started_at
+      from postroad.task
+      join outcome on outcome.task_id = task.task_id
+     where task.version = outcome.version
+       and task.status not in ('completed', 'cancelled')
+       and outcome.stage <> all (task.stages_done)
+     order by task.task_id
+       for update of task
+),
+decided as materialized (
+    select held.*,
+           case when kind = 'done' then stages_done || stage else stages_done end as stages_done_now,
+           case
+               when kind = 'dead' then 'failed'
+               when kind = 'done' and not exists (
+                    select from postroad.stage as other
+                     where other.pipeline = held.pipeline and other.stage <> all (held.stages_done || held.stage)
+                    ) then 'completed'
+               when exists (
+                    select from postroad.stage_run as other
+                     where other.task_id = held.task_id and other.status = 'dead' and other.stage <> held.stage
+                    ) then 'failed'
+               else 'in_progress'
+           end as status_now
+      from held
+),
+task_written as (
+    update postroad.task
+       set status = decided.status_now,
+           stage_status = case kind
+                              when 'done' then decided.stage || '_done'
+                              when 'snoozed' then task.stage_status
+                              else 'failed_at_stage:' || decided.stage
+                          end,
+           stages_done = decided.stages_done_now,
+           retry_count = task.retry_count + (kind = 'failed')::int,
+           version = task.version + 1,
+           updated_at = now(),
+           finished_at = case when decided.status_now in ('completed', 'failed')
+                              then coalesce(task.finished_at, now()) end
+      from decided
+     where task.task_id = decided.task_id
+),
+run_written as (
+    insert into postroad.stage_run as run
+           (task_id, stage, status, attempts, result, error, next_retry_at, worker, started_at, finished_at)
+    select task_id, stage, kind, attempts, result::jsonb, coalesce(error, reason), now() + delay, %(worker)s,
+           started_at, case when kind in ('done', 'dead') then now() end
+      from decided
+        on conflict (task_id, stage) do update
+       set status = excluded.status, attempts = excluded.attempts, result = excluded.result, error = excluded.error,
+           next_retry_at = excluded.next_retry_at, worker = excluded.worker, started_at = excluded.started_at,
+           finished_at = excluded.finished_at
+     where run.status <> 'done'
+),
+dead_letter_written as (
+    insert into postroad.dead_letter (task_id, pipeline, stage, reason, error, fingerprint, attempts)
+    select task_id, pipeline, stage, reason, error, fingerprint, attempts
+      from decided
+     where kind = 'dead'
+),
+event_written as (
+    insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
+    select task_id, pipeline,
+           case kind when 'done' then 'StageCompleted' when 'failed' then 'StageFailed'
+                     when 'snoozed' then 'StageSnoozed' else 'StageDead' end,
+           stage,
+           case kind
+               when 'done' then jsonb_build_object('attempt', attempts, 'worker', %(worker)s::text)
+               else jsonb_strip_nulls(jsonb_build_object(
+                        'attempt', attempts, 'worker', %(worker)s::text, 'reason', reason,
+                        'delay_seconds', extract(epoch from delay)))
+           end,
+           traceparent
+      from decided
+    union all
+    select decided.task_id, decided.pipeline, 'StageRequested', next.stage, jsonb_build_object('reason', 'last'),
+           decided.traceparent
+      from decided
+      join postroad.stage as next on next.pipeline = decided.pipeline
+     where decided.kind = 'done'
+       and cardinality(next.after) > 1
+       and decided.stage = any (next.after)
+       and next.after <@ decided.stages_done_now
+       and next.stage <> all (decided.stages_done_now)
+    union all
+    select task_id, pipeline, case status_now when 'completed' then 'TaskCompleted' else 'TaskFailed' end, null, '{}',
+           traceparent
+      from decided
+     where status_now in ('completed', 'failed') and status_now <> status
+)
+select task_id from decided

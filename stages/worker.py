@@ -1,0 +1,95 @@
+"""One worker process: the connections that its stages share, its name, its heartbeat, its beginning and its end."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterable
+
+from ..core import broker
+from ..core.broker import Keys
+from ..core.database import make_engine
+from ..core.pipeline import Stage
+from ..core.settings import Settings
+from .consumer import Consumer, Shared
+from .heartbeat import Heartbeat
+from .inbox import Inbox
+from .ledger import Ledger
+from .runner import HandlerThreads
+
+log = logging.getLogger(__name__)
+
+
+def consumer_name() -> str:
+    """``<host>:<pid>:<8 hex>``: new at every start, so that two processes never share what is pending."""
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+
+
+class Worker:
+    """Runs ``stages`` until ``stop`` is called. One per process."""
+
+    def __init__(self, settings: Settings, stages: Iterable[Stage]) -> None:
+        self.name = consumer_name()
+        self._engine = make_engine(settings, application=f"postroad stage {self.name}")
+        self._client = broker.command_client(settings)
+        self._threads = HandlerThreads()
+        shared = Shared(
+            settings=settings,
+            ledger=Ledger(self._engine, settings.schema, self.name),
+            engine=self._engine,
+            client=self._client,
+            threads=self._threads,
+            connections=asyncio.Semaphore(settings.pool - 2),
+            suspects=asyncio.Lock(),
+        )
+        keys = Keys(settings.prefix, settings.shards)
+        self._consumers = [
+            Consumer(
+                stage,
+                Inbox(
+                    stage.pipeline,
+                    stage.name,
+                    consumer=self.name,
+                    keys=keys,
+                    client=self._client,
+                    reader=broker.reading_client(settings),
+                ),
+                shared,
+            )
+            for stage in stages
+        ]
+        shards = {keys.shard_of(one.stage.pipeline, one.stage.name) for one in self._consumers}
+        alive = [keys.alive(shard, self.name) for shard in sorted(shards)]
+        self._heartbeat = Heartbeat(broker.heartbeat_client(settings), alive, settings.lease)
+        self._stopping = asyncio.Event()
+
+    @property
+    def abandoned_threads(self) -> int:
+        """Threads that still run a handler whose time was up; they end with the process."""
+        return self._threads.abandoned
+
+    async def run(self) -> None:
+        """Work until ``stop``; then stop reading, let what runs finish within the grace, hand the rest back."""
+        # Before the first entry is ours: without a heartbeat it would be taken from us.
+        await asyncio.to_thread(self._heartbeat.start)
+        names = ", ".join(one.stage.full_name for one in self._consumers)
+        log.info("working on %s", names, extra={"worker": self.name})
+        try:
+            async with asyncio.TaskGroup() as group:
+                for consumer in self._consumers:
+                    group.create_task(consumer.run())
+                group.create_task(self._await_stop())
+        finally:
+            await asyncio.to_thread(self._heartbeat.stop)
+            await self._client.aclose()
+            await self._engine.dispose()
+        log.info("stopped", extra={"worker": self.name})
+
+    def stop(self) -> None:
+        """Begin to stop; returns at once. Safe to call twice, and before ``run``."""
+        self._stopping.set()
+
+    async def _await_stop(self) -> None:
+        await self._stopping.wait()
+        log.info("stopping", extra={"worker": self.name})
+        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
