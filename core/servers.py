@@ -39,6 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # Postgres may have a crash to recover from, on a busy machine
 _STOP_SECONDS = 30.0  # a clean stop writes out what is in memory
+_HANDOVER_SECONDS = 10.0  # for the server of a parent that was killed just now
 _POLL_SECONDS = 0.01
 _LOG_LINES = 20
 
@@ -115,28 +116,29 @@ class _Server:
     def start(self) -> None:
         """Start, and return when the server answers; does nothing while it runs.
 
-        The data that the folder holds is used, whatever ended the last run.
+        The data that the folder holds is used, whatever ended the last run. Waits for a server that is still
+        going down there.
 
         Raises:
             EmbeddedServersMissing: the wheel is not installed
-            ServerStartError: the server ended, or was not ready within a minute
+            ServerStartError: the server ended, was not ready within a minute, or another one has the folder
         """
         if self.running:
             return
         self._forget()
-        deadline = time.monotonic() + _START_SECONDS
-        self._prepare()
-        while True:
-            self._launch()
-            if self._became_ready(deadline):
-                self._port_is_ours_to_choose = False
-                return
-            reason = "it was not ready in time" if self.running else "it ended"
-            self.kill()
-            log = self._log_tail()
-            if time.monotonic() > deadline or not self._was_bad_luck(log):
-                raise ServerStartError(self._name, reason, log)
-            time.sleep(_POLL_SECONDS)
+        with self._folder_lock() as lock:
+            self._prepare()
+            deadline = time.monotonic() + _START_SECONDS
+            while True:
+                self._launch(lock)
+                if self._became_ready(deadline):
+                    self._port_is_ours_to_choose = False
+                    return
+                reason = "it was not ready in time" if self.running else "it ended"
+                self.kill()
+                log = self._log_tail()
+                if not self._lost_the_port(log):
+                    raise ServerStartError(self._name, reason, log)
 
     def stop(self) -> None:
         """Stop cleanly, and return when it has ended; does nothing if it does not run."""
@@ -166,7 +168,7 @@ class _Server:
         self.stop()
 
     def _prepare(self) -> None:
-        raise NotImplementedError
+        """What to do in the folder before a start, with the folder locked."""
 
     def _command(self) -> list[str]:
         raise NotImplementedError
@@ -180,14 +182,35 @@ class _Server:
     def _account(self) -> "_Account":
         return _Account()
 
-    def _was_bad_luck(self, log: str) -> bool:
-        """Whether to start once more: somebody took the port between our look at it and the server's."""
+    def _lost_the_port(self, log: str) -> bool:
+        """Whether somebody took the port between our look at it and the server's; then another will do."""
         if not self._port_is_ours_to_choose or "already in use" not in log:
             return False
         self._port = None
         return True
 
-    def _launch(self) -> None:
+    @contextlib.contextmanager
+    def _folder_lock(self) -> Iterator[int]:
+        """Lock the folder; yields what the server has to inherit.
+
+        The lock is free again when the last process that holds it is gone: ours, the server's, each backend's.
+        """
+        import fcntl  # not on Windows, where this module still has to load
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + _HANDOVER_SECONDS
+        with (self.folder / "lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise ServerStartError(self._name, f"another one runs in {self.folder}") from None
+                    time.sleep(_POLL_SECONDS)
+            yield lock.fileno()
+
+    def _launch(self, lock: int) -> None:
         if self._port is None:
             self._port = _free_port()
         with self.log.open("ab") as log:
@@ -200,6 +223,7 @@ class _Server:
                 cwd=self.folder,
                 env=_ENVIRONMENT,
                 start_new_session=True,
+                pass_fds=(lock,),
                 **self._account().popen_arguments,
             )
         self._watcher = _watch(self._process.pid, self._stop_signal)
@@ -299,17 +323,10 @@ class Postgres(_Server):
 
     def _prepare(self) -> None:
         self.initialise()
-        lock_file = self.data / "postmaster.pid"
-        # The parent of a server on our data may have died just now, so that its watcher is about to stop it.
-        deadline = time.monotonic() + _STOP_SECONDS
-        while (pid := _first_number(lock_file)) and str(self.data) in _command_line(pid):
-            if time.monotonic() > deadline:
-                raise ServerStartError(self._name, f"another one, process {pid}, runs on {self.data}")
-            time.sleep(_POLL_SECONDS)
-        # What is left is stale, and Postgres would refuse to start if the number is somebody else's by now
-        # (after a reboot, in a new container) or the file is empty (after a power cut). Its own guard against
-        # two servers on one folder, the shared memory block, needs no file.
-        lock_file.unlink(missing_ok=True)
+        # We hold the folder, so that nobody runs on the data. Postgres cannot know, and would refuse to start if
+        # the number in this file is somebody else's by now (after a reboot, in a new container), or if the file is
+        # empty (after a power cut).
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def _command(self) -> list[str]:
         settings = {
@@ -334,10 +351,6 @@ class Postgres(_Server):
         except FileNotFoundError:
             return False
         return self.running and len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
-
-    def _was_bad_luck(self, log: str) -> bool:
-        # Backends whose postmaster was killed alone notice soon, and let go of their memory.
-        return "pre-existing shared memory block" in log or super()._was_bad_luck(log)
 
     def _account(self) -> "_Account":
         if os.geteuid() != 0:
@@ -373,9 +386,6 @@ class Valkey(_Server):
     def url(self) -> str:
         """Database 0, with the password."""
         return f"redis://:{_password(self.folder)}@127.0.0.1:{self.port}/0"
-
-    def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     def _command(self) -> list[str]:
         return [str(_valkey_binary()), "-"]
@@ -509,22 +519,6 @@ def _kill_family(pid: int) -> None:
             process.kill()
     while any(lives(process) for process in family):
         time.sleep(_POLL_SECONDS)
-
-
-def _command_line(pid: int) -> list[str]:
-    import psutil  # see _kill_family
-
-    try:
-        return list(psutil.Process(pid).cmdline())
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _first_number(file: Path) -> int | None:
-    try:
-        return int(file.read_text().partition("\n")[0])
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _last_lines(output: bytes) -> str:

@@ -26,14 +26,14 @@ class Status(StrEnum):
 
 
 TRANSITIONS: tuple[tuple[Status, str, Status], ...] = (
-    (Status.PENDING, "a stage is done, or failed with retries left", Status.IN_PROGRESS),
+    (Status.PENDING, "a stage has an outcome", Status.IN_PROGRESS),
     (Status.PENDING, "its only stage is done", Status.COMPLETED),
     (Status.PENDING, "a stage is a dead letter", Status.FAILED),
     (Status.PENDING, "cancel", Status.CANCELLED),
     (Status.IN_PROGRESS, "the last stage is done", Status.COMPLETED),
     (Status.IN_PROGRESS, "a stage is a dead letter", Status.FAILED),
     (Status.IN_PROGRESS, "cancel", Status.CANCELLED),
-    (Status.FAILED, "requeue", Status.IN_PROGRESS),
+    (Status.FAILED, "its last dead letter is requeued", Status.IN_PROGRESS),
     (Status.FAILED, "cancel", Status.CANCELLED),
 )
 """All the ways from one status to another. Every statement that writes ``task.status`` keeps to them by its

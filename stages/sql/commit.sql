@@ -5,7 +5,9 @@
 --
 -- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled; returns their
 -- task_id. For the others somebody was first: load again, decide again.
--- Locks the task rows, ordered by task_id so that two workers cannot wait for each other. Leans on primary keys.
+-- Locks the task rows, one by one in the order of task_id, so that two workers cannot wait for each other: lateral,
+-- so that the primary key is used whatever the planner believes of the table (when it was empty, or grew since).
+-- A failed task stays failed: another stage of it is dead until a person requeues that.
 --
 -- A stage that comes after several others is asked for here: only the transaction that completes the last of them,
 -- with the task's row locked, knows that it is the last.
@@ -15,32 +17,30 @@ with outcome as materialized (
                   %(result)s::text[], %(reason)s::text[], %(error)s::text[], %(fingerprint)s::text[],
                   %(delay)s::interval[], %(started_at)s::timestamptz[])
            as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at)
+     order by task_id
 ),
 held as materialized (
-    select task.task_id, task.pipeline, task.status, task.traceparent, task.stages_done, outcome.stage, outcome.kind,
-           outcome.attempts, outcome.result, outcome.reason, outcome.error, outcome.fingerprint, outcome.delay,
-           outcome.started_at
-      from postroad.task
-      join outcome on outcome.task_id = task.task_id
-     where task.version = outcome.version
-       and task.status not in ('completed', 'cancelled')
-       and outcome.stage <> all (task.stages_done)
-     order by task.task_id
-       for update of task
+    select outcome.*, task.pipeline, task.status, task.traceparent, task.stages_done
+      from outcome
+     cross join lateral (
+           select pipeline, status, traceparent, stages_done
+             from postroad.task
+            where task.task_id = outcome.task_id
+              and task.version = outcome.version
+              and task.status not in ('completed', 'cancelled')
+              and outcome.stage <> all (task.stages_done)
+              for update
+           ) as task
 ),
 decided as materialized (
     select held.*,
            case when kind = 'done' then stages_done || stage else stages_done end as stages_done_now,
            case
-               when kind = 'dead' then 'failed'
+               when kind = 'dead' or status = 'failed' then 'failed'
                when kind = 'done' and not exists (
                     select from postroad.stage as other
                      where other.pipeline = held.pipeline and other.stage <> all (held.stages_done || held.stage)
                     ) then 'completed'
-               when exists (
-                    select from postroad.stage_run as other
-                     where other.task_id = held.task_id and other.status = 'dead' and other.stage <> held.stage
-                    ) then 'failed'
                else 'in_progress'
            end as status_now
       from held

@@ -1,6 +1,6 @@
 -- What a worker must know to run one stage of each of several tasks.
--- Parameters: stage text, task_id uuid[]. Locks nothing. Leans on the primary keys. No row for a task that is gone, or
--- whose pipeline has no such stage. Returns for each: task_id, version, payload, labels, created_at, traceparent;
+-- Parameters: pipeline text, stage text, task_id uuid[]. Locks nothing. Leans on the primary keys, by laterals that the
+-- planner cannot turn into a join of whole tables. No row for a task that is gone or a stage that is not deployed. Returns for each: task_id, version, payload, labels, created_at, traceparent;
 -- is_open (there is something to do), is_ready (all stages before are done), attempts, wait (until a retry is due,
 -- interval), results (of the stages that are done, by stage).
 select task.task_id,
@@ -20,8 +20,14 @@ select task.task_id,
               from postroad.stage_run as done
              where done.task_id = task.task_id and done.status = 'done')
        end as results
-  from postroad.task
-  join postroad.stage on stage.pipeline = task.pipeline and stage.stage = %(stage)s
-  left join postroad.stage_run as run on run.task_id = task.task_id and run.stage = stage.stage
- where task.task_id = any (%(task_id)s::uuid[])
-   and task.pipeline = %(pipeline)s
+  from unnest(%(task_id)s::uuid[]) as wanted (task_id)
+ cross join postroad.stage
+ cross join lateral (
+       select * from postroad.task where task.task_id = wanted.task_id and task.pipeline = stage.pipeline offset 0
+       ) as task
+  left join lateral (
+       select * from postroad.stage_run where stage_run.task_id = wanted.task_id and stage_run.stage = stage.stage
+       offset 0
+       ) as run on true
+ where stage.pipeline = %(pipeline)s
+   and stage.stage = %(stage)s
