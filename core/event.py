@@ -21,6 +21,7 @@ class EventType(StrEnum):
     STAGE_FAILED = "StageFailed"
     STAGE_SNOOZED = "StageSnoozed"
     STAGE_DEAD = "StageDead"
+    STAGE_REQUEUED = "StageRequeued"
 
 
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")

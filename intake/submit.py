@@ -3,9 +3,10 @@
 Whatever is submitted while a commit runs shares the next one, so a thousand clients at once cost a few commits.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -39,6 +40,10 @@ class Submission:
         """SHA-256 of what the client asked for: the same key must not stand for two different requests."""
         text = f"{self.pipeline}\n{self.labels}\n{self.payload}"
         return hashlib.sha256(text.encode()).digest()
+
+    def traced(self, traceparent: str) -> "Submission":
+        """The same submission, under another span of its trace."""
+        return replace(self, traceparent=traceparent) if traceparent != self.traceparent else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,10 @@ class Submitter:
                 return TaskTaken(submission.task_id)
             raise
 
+    async def submit_many(self, submissions: Sequence[Submission]) -> list[Answer]:
+        """Accept ``submissions``, sharing commits; the answers are in their order. Raises like ``submit``."""
+        return await asyncio.gather(*(self.submit(submission) for submission in submissions))
+
     async def _accept(self, group: Sequence[Submission]) -> Sequence[Answer]:
         async with self._engine.begin() as connection:
             return await accept(connection, group, self._sql)
@@ -108,14 +117,14 @@ async def accept(connection: AsyncConnection, group: Sequence[Submission], sql: 
     rows = await connection.exec_driver_sql(sql["accept"], _columns(group))
     answers: dict[int, Answer] = {}
     left: list[int] = []
-    for place, is_known, created_at in rows:
-        submission = group[place - 1]
-        if not is_known:
-            answers[place - 1] = UnknownPipeline(submission.pipeline)
-        elif created_at is not None:
-            answers[place - 1] = Accepted(submission.task_id, submission.pipeline, created_at, submission.traceparent)
+    for row in rows:
+        place, submission = row.place - 1, group[row.place - 1]
+        if not row.is_known:
+            answers[place] = UnknownPipeline(submission.pipeline)
+        elif row.created_at is not None:
+            answers[place] = Accepted(submission.task_id, submission.pipeline, row.created_at, submission.traceparent)
         else:
-            left.append(place - 1)
+            left.append(place)
     if left:
         answers |= await _replay(connection, {place: group[place] for place in left}, sql)
     return [answers[place] for place in range(len(group))]

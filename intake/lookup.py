@@ -1,0 +1,42 @@
+"""Look tasks up: one with its stage runs, or a list."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..core.database import Statements, task_table
+
+
+async def find_task(connection: AsyncConnection, task_id: UUID, schema: str) -> dict[str, Any] | None:
+    """The task as the API shows it, with its stage runs under ``stages``; ``None`` if there is no such task."""
+    statement = Statements(__package__ or "", schema)["task"]
+    row = (await connection.exec_driver_sql(statement, {"task_id": task_id})).one_or_none()
+    return dict(row._mapping) if row else None
+
+
+async def list_tasks(
+    connection: AsyncConnection,
+    *,
+    status: str | None = None,
+    pipeline: str | None = None,
+    limit: int = 50,
+) -> Sequence[dict[str, Any]]:
+    """The newest tasks, at most ``limit``, with the given status and pipeline; without payloads."""
+    shown = (
+        task_table.c.task_id,
+        task_table.c.pipeline,
+        task_table.c.status,
+        task_table.c.stage_status,
+        task_table.c.retry_count,
+        task_table.c.created_at,
+        task_table.c.finished_at,
+    )
+    query = select(*shown).order_by(task_table.c.created_at.desc(), task_table.c.task_id.desc()).limit(limit)
+    if status is not None:
+        query = query.where(task_table.c.status == status)
+    if pipeline is not None:
+        query = query.where(task_table.c.pipeline == pipeline)
+    return [dict(row._mapping) for row in await connection.execute(query)]

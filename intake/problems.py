@@ -1,0 +1,83 @@
+"""Errors as RFC 9457 ``application/problem+json``: what is wrong, where, and what to do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a request. ``pointer`` is the JSON pointer of the member at fault, ``""`` for the body."""
+
+    detail: str
+    pointer: str = ""
+
+
+@dataclass(eq=False)
+class Problem(Exception):
+    """An answer that is an error. ``slug`` names its kind: ``type`` is ``/problems/<slug>``."""
+
+    status: HTTPStatus
+    slug: str
+    detail: str
+    faults: Sequence[Fault] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The problem as the JSON object that is sent."""
+        body: dict[str, Any] = {
+            "type": f"/problems/{self.slug}",
+            "title": self.status.phrase,
+            "status": int(self.status),
+            "detail": self.detail,
+        }
+        if self.faults:
+            body["errors"] = [{"detail": fault.detail, "pointer": f"#{fault.pointer}"} for fault in self.faults]
+        return body | dict(self.members)
+
+    def response(self) -> Response:
+        """The problem as an HTTP answer."""
+        return JSONResponse(self.body(), int(self.status), headers=dict(self.headers), media_type=MEDIA_TYPE)
+
+
+def malformed(detail: str) -> Problem:
+    """400: the body is no JSON, or a header is none that we understand."""
+    return Problem(HTTPStatus.BAD_REQUEST, "malformed", detail)
+
+
+def invalid(*faults: Fault) -> Problem:
+    """422: JSON, but not what is asked for; names every fault."""
+    detail = faults[0].detail if len(faults) == 1 else f"{len(faults)} members are not valid"
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail, faults)
+
+
+def unavailable(what: str) -> Problem:
+    """503: a server that we need is away; the client may try again, with the same idempotency key."""
+    detail = f"{what} is not available; try again, with the same Idempotency-Key if you sent one"
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail, headers={"Retry-After": "2"})
+
+
+async def answer_problem(request: Request, error: Exception) -> Response:
+    """Starlette's handler for ``Problem``."""
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's handler for its own 404 and 405, so that they are problems too."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    details = {
+        HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path}",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible at {request.url.path}",
+    }
+    slug = status.name.lower().replace("_", "-")
+    return Problem(status, slug, details.get(status, error.detail), headers=dict(error.headers or {})).response()

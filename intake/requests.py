@@ -1,0 +1,160 @@
+"""From a request to submissions: limits, media types, and every fault of a body at once."""
+
+import json
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+from uuid import UUID
+
+from starlette.requests import ClientDisconnect, Request
+
+from ..core.errors import UnstorableError
+from ..core.jsontext import decode, encode
+from ..core.task import new_task_id
+from ..core.telemetry import continued
+from .problems import Fault, Problem, invalid, malformed
+from .submit import Submission
+
+BATCH_LINES = 10_000
+LABELS = 16
+LABEL_LENGTH = 255
+
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+_LABEL = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+
+
+async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
+    """The body, of ``media_type``, at most ``limit`` bytes. Raises a ``Problem`` with 415, 413 or 400."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != media_type:
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "unsupported-media-type",
+            f"send Content-Type: {media_type}, not {given or 'none'}",
+            headers={"Accept-Post": media_type},
+        )
+    too_large = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", f"the body has more than {limit:,} bytes")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise malformed("the connection ended before the body did") from error
+    return b"".join(chunks)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The value of ``Idempotency-Key``, quoted (as the draft has it) or bare; ``None`` without the header."""
+    given = request.headers.getlist("idempotency-key")
+    if not given:
+        return None
+    value = given[0].strip()
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if len(given) > 1 or not _KEY.fullmatch(value):
+        raise malformed("Idempotency-Key must be one string of 1 to 255 printable ASCII characters")
+    return value
+
+
+def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_key: bool = False) -> Submission:
+    """What ``body`` asks for. Raises a ``Problem`` with 400 or 422 that names every fault.
+
+    ``key`` is that of the header; with ``allow_key`` the body may bring its own as ``idempotency_key``. A task id of
+    the client's stands for the key if there is none: the same request again is then a replay, not a conflict.
+    """
+    try:
+        document = decode(body)
+    except UnstorableError as error:
+        if error.malformed:
+            raise malformed(error.detail) from error
+        raise invalid(Fault(error.detail, error.pointer)) from error
+    if not isinstance(document, dict):
+        raise invalid(Fault("a task is a JSON object with the members pipeline and payload"))
+    known = {"pipeline", "payload", "task_id", "labels"} | ({"idempotency_key"} if allow_key else set())
+    faults = [
+        Fault(f"unknown member; known are {', '.join(sorted(known))}", f"/{_escaped(name)}")
+        for name in document
+        if name not in known
+    ]
+    pipeline = document.get("pipeline")
+    if not isinstance(pipeline, str) or not pipeline:
+        faults.append(Fault("the name of a pipeline is required, as a string", "/pipeline"))
+    if "payload" not in document:
+        faults.append(Fault("a payload is required; null is one", "/payload"))
+    task_id = _task_id(document.get("task_id"), faults)
+    labels = _labels(document.get("labels"), faults)
+    if allow_key and document.get("idempotency_key") is not None:
+        own = document["idempotency_key"]
+        if isinstance(own, str) and _KEY.fullmatch(own):
+            key = own
+        else:
+            faults.append(Fault("a string of 1 to 255 printable ASCII characters", "/idempotency_key"))
+    if faults:
+        raise invalid(*faults)
+    return Submission(
+        task_id=task_id or new_task_id(),
+        pipeline=str(pipeline),
+        payload=encode(document["payload"]),
+        labels=encode(labels),
+        traceparent=continued(traceparent),
+        key=key or (str(task_id) if task_id else None),
+    )
+
+
+def lines(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines of an NDJSON body that are not empty, each with its number from 1.
+
+    Raises a ``Problem`` with 413 if they are more than ``BATCH_LINES``.
+    """
+    numbered = [(number, line) for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
+    if len(numbered) > BATCH_LINES:
+        raise Problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "too-large",
+            f"the batch has {len(numbered):,} lines, {BATCH_LINES:,} at most",
+        )
+    yield from numbered
+
+
+def ndjson(answers: list[dict[str, Any]]) -> bytes:
+    """``answers`` as NDJSON."""
+    return b"".join(json.dumps(answer, separators=(",", ":")).encode() + b"\n" for answer in answers)
+
+
+def _task_id(value: Any, faults: list[Fault]) -> UUID | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and len(value) == 36:
+        try:
+            return UUID(value)
+        except ValueError:
+            pass
+    faults.append(Fault("a UUID of the form 01890a5d-ac96-774b-bcce-b302099a8057", "/task_id"))
+    return None
+
+
+def _labels(value: Any, faults: list[Fault]) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > LABELS:
+        faults.append(Fault(f"an object of at most {LABELS} strings", "/labels"))
+        return {}
+    for name, label in value.items():
+        pointer = f"/labels/{_escaped(name)}"
+        if not _LABEL.fullmatch(name):
+            faults.append(Fault("a label's name is 1 to 63 letters, digits, '_', '.' and '-'", pointer))
+        elif not isinstance(label, str) or len(label) > LABEL_LENGTH:
+            faults.append(Fault(f"a label is a string of at most {LABEL_LENGTH} characters", pointer))
+    return value
+
+
+def _escaped(name: str) -> str:
+    return name[:60].replace("~", "~0").replace("/", "~1")

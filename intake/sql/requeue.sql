@@ -1,0 +1,54 @@
+-- Give dead letters another chance: their stages begin anew, with all their attempts.
+-- Parameters: dead_letter_id bigint[], resolved_by text, reason text (null: none given).
+-- Locks the tasks by task_id, as commits do, then the letters. Only unresolved ones of tasks that were not cancelled.
+-- A task with another dead stage stays failed until that is requeued too. Returns task_id, stage of those requeued.
+-- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
+with asked as materialized (
+    select dead_letter_id, task_id
+      from postroad.dead_letter
+     where dead_letter_id = any (%(dead_letter_id)s::bigint[]) and resolved_at is null
+),
+held as materialized (
+    select task_id
+      from postroad.task
+     where task_id in (select task_id from asked) and status = 'failed'
+     order by task_id
+       for update
+),
+letter as (
+    update postroad.dead_letter
+       set resolved_at = now(), resolution = 'requeued', resolved_by = %(resolved_by)s
+      from asked
+      join held using (task_id)
+     where dead_letter.dead_letter_id = asked.dead_letter_id and dead_letter.resolved_at is null
+    returning dead_letter.task_id, dead_letter.pipeline, dead_letter.stage
+),
+run as (
+    update postroad.stage_run
+       set status = 'failed', attempts = 0, next_retry_at = null, finished_at = null
+      from letter
+     where stage_run.task_id = letter.task_id and stage_run.stage = letter.stage
+),
+task_written as (
+    update postroad.task
+       set status = case when is_still_dead then 'failed' else 'in_progress' end,
+           finished_at = case when is_still_dead then finished_at end,
+           version = task.version + requeued.times,
+           updated_at = now()
+      from (select letter.task_id, count(*)::int as times,
+                   exists (select from postroad.stage_run as other
+                            where other.task_id = letter.task_id and other.status = 'dead'
+                              and other.stage <> all (array_agg(letter.stage))) as is_still_dead
+              from letter
+             group by letter.task_id) as requeued
+     where task.task_id = requeued.task_id
+    returning task.task_id, task.traceparent
+),
+event as (
+    insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
+    select task_id, pipeline, 'StageRequeued', stage,
+           jsonb_strip_nulls(jsonb_build_object('by', %(resolved_by)s::text, 'reason', %(reason)s::text)), traceparent
+      from letter
+      join task_written using (task_id)
+)
+select task_id, stage from letter

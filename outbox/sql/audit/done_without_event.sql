@@ -1,0 +1,14 @@
+-- Stages that are done, or events that say so, without the other.
+select (select count(*)
+          from postroad.stage_run
+         where status = 'done'
+           and started_at > (select min(occurred_at) from postroad.outbox)
+           and not exists (select from postroad.outbox
+                            where outbox.task_id = stage_run.task_id and outbox.stage = stage_run.stage
+                              and outbox.type = 'StageCompleted'))
+     + (select count(*)
+          from postroad.outbox
+         where type = 'StageCompleted'
+           and not exists (select from postroad.stage_run
+                            where stage_run.task_id = outbox.task_id and stage_run.stage = outbox.stage
+                              and stage_run.status = 'done'))
