@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.types import UserDefinedType
@@ -189,7 +189,10 @@ def sqlalchemy_url(database_url: str) -> URL:
     scheme, _, rest = database_url.partition("://")
     if scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
         raise SettingsError(f"DATABASE_URL begins with postgresql://, not {masked(database_url)!r}")
-    return make_url(f"postgresql+psycopg://{rest}")
+    try:
+        return make_url(f"postgresql+psycopg://{rest}")
+    except (ArgumentError, ValueError) as error:
+        raise SettingsError(f"DATABASE_URL {masked(database_url)!r} is not valid: {error}") from error
 
 
 def make_engine(settings: Settings, *, application: str, pool: int | None = None) -> AsyncEngine:

@@ -89,6 +89,11 @@ class Pipeline:
         ``timeout`` is a ``timedelta`` or seconds. ``concurrency`` is 100 by default, 16 for a handler that runs in
         a thread or holds a connection of its own. Raises ``DeclarationError``.
         """
+        if callable(name):
+            function = getattr(name, "__name__", name)
+            raise DeclarationError(
+                f"pipeline {self.name!r}: write @pipeline.stage() with parentheses above {function!r}"
+            )
 
         def declare(handler: Handler) -> Handler:
             stage = name if name is not None else getattr(handler, "__name__", "")
@@ -135,19 +140,23 @@ class Pipeline:
         full_name = f"{self.name}.{name}"
         if name in self._stages:
             raise DeclarationError(f"stage {full_name!r} is declared twice; give one of them another name")
-        predecessors = (after,) if isinstance(after, str) else tuple(after)
+        predecessors = tuple(after) if isinstance(after, Iterable) and not isinstance(after, str) else (after,)
+        if not all(isinstance(predecessor, str) for predecessor in predecessors):
+            raise DeclarationError(f"stage {full_name!r}: after must be the name of a stage or several, not {after!r}")
         if len(set(predecessors)) < len(predecessors):
             raise DeclarationError(f"stage {full_name!r} names a stage twice in after={predecessors!r}")
-        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-        if limit <= timedelta():
-            raise DeclarationError(f"stage {full_name!r}: timeout must be more than 0, not {timeout!r}")
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        limit = _duration(timeout)
+        if limit is None or limit <= timedelta():
+            raise DeclarationError(
+                f"stage {full_name!r}: timeout must be a timedelta or seconds, more than 0, not {timeout!r}"
+            )
+        if not _is_count(retries, least=0):
             raise DeclarationError(f"stage {full_name!r}: retries must be 0 or more, not {retries!r}")
         transaction = _transaction_asked_for(full_name, handler)
         at_once = concurrency
         if at_once is None:
             at_once = 100 if inspect.iscoroutinefunction(handler) and transaction is None else 16
-        if at_once < 1:
+        if not _is_count(at_once, least=1):
             raise DeclarationError(f"stage {full_name!r}: concurrency must be 1 or more, not {concurrency!r}")
         self._stages[name] = Stage(
             pipeline=self.name,
@@ -170,13 +179,24 @@ def _checked_name(what: str, name: str) -> str:
     return name
 
 
+def _duration(value: timedelta | float) -> timedelta | None:
+    try:
+        return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _is_count(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _transaction_asked_for(full_name: str, handler: Handler) -> type[AsyncConnection] | type[AsyncSession] | None:
     """What the handler's second parameter is annotated with; raises if its signature is not one that we call."""
     if not callable(handler):
         raise DeclarationError(f"stage {full_name!r}: its handler {handler!r} is not a function")
     try:
         hints = get_type_hints(handler)
-    except (NameError, TypeError) as error:
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise DeclarationError(
             f"stage {full_name!r}: an annotation of its handler cannot be read ({error});"
             " name types that can be imported when the module runs"

@@ -7,13 +7,12 @@ import dataclasses
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
-from urllib.parse import urlsplit, urlunsplit
 
 from .errors import SettingsError
 
@@ -75,7 +74,7 @@ class Settings:
             ("redis_url", ("redis", "rediss", "unix", "valkey", "valkeys")),
         ):
             url = getattr(self, name)
-            if url and urlsplit(url).scheme not in schemes:
+            if url and url.partition("://")[0] not in schemes:
                 raise SettingsError(f"{name}: begins with {schemes[0]}://, not {masked(url)!r}")
 
     @classmethod
@@ -111,12 +110,12 @@ class Settings:
 
 
 def masked(url: str) -> str:
-    """``url`` without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    location = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{location}"))
+    """``url`` without its password.
+
+    Drivers take passwords that no URL should hold, with a slash or a bracket, so whatever may be one is hidden.
+    """
+    url = re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"(?<=[?&])((?:ssl)?password)=[^&]*", r"\1=***", url)
 
 
 def duration(text: str) -> timedelta:
@@ -125,7 +124,10 @@ def duration(text: str) -> timedelta:
     if match is None:
         raise ValueError(f"not a duration such as 500ms, 15s or 2m: {text!r}")
     seconds = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}[match[2]]
-    return timedelta(seconds=float(match[1]) * seconds)
+    try:
+        return timedelta(seconds=float(match[1]) * seconds)
+    except OverflowError as error:
+        raise ValueError("too long") from error
 
 
 _OWN_NAMES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
@@ -180,9 +182,10 @@ def _parsed(source: str, name: str, value: Any) -> Any:
         raise SettingsError(f"{source} is no setting of postroad{_nearest(name, _kinds())}")
     if isinstance(value, kind) and not isinstance(value, bool):
         return value
-    parsers: dict[type, Callable[[str], Any]] = {timedelta: duration, int: int, str: str}
     try:
-        return parsers[kind](str(value))
+        if kind is str:
+            raise ValueError("not text")
+        return duration(str(value)) if kind is timedelta else int(str(value))
     except ValueError as error:
-        wanted = "a whole number" if kind is int else str(error)
-        raise SettingsError(f"{source}: {value!r} is not valid: {wanted}") from error
+        wrong = "not a whole number" if kind is int else str(error)
+        raise SettingsError(f"{source}: {value!r} is not valid: {wrong}") from error

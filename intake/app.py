@@ -99,7 +99,7 @@ class Door:
             raise _translated(error) from error
         for (place, _), answer in zip(waiting, accepted, strict=True):
             if isinstance(answer, Accepted):
-                answers[place] |= {"status": int(HTTPStatus.ACCEPTED), **_accepted(answer)}
+                answers[place] |= _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)}
                 answers[place] |= {"replayed": True} if answer.is_replay else {}
             else:
                 answers[place] |= _refusal(answer).body()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core.database import Statements, task_table
@@ -40,3 +40,10 @@ async def list_tasks(
     if pipeline is not None:
         query = query.where(task_table.c.pipeline == pipeline)
     return [dict(row._mapping) for row in await connection.execute(query)]
+
+
+async def count_tasks(connection: AsyncConnection) -> tuple[dict[str, int], int]:
+    """How many tasks there are by status, and the sum of their retries. Reads all tasks."""
+    query = select(task_table.c.status, func.count(), func.sum(task_table.c.retry_count)).group_by(task_table.c.status)
+    rows = (await connection.execute(query)).all()
+    return {status: count for status, count, _ in rows}, sum(retries for _, _, retries in rows)

@@ -1,0 +1,1 @@
+"""Measurements; see README.md."""

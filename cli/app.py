@@ -1,0 +1,91 @@
+"""Load the author's application: the pipelines that ``--app`` names."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..core.errors import AppError
+from ..core.pipeline import Pipeline, Stage
+
+
+def load_app(name: str) -> list[Pipeline]:
+    """The pipelines at ``module``, ``module:attribute``, ``folder/file.py`` or ``folder/file.py:attribute``.
+
+    Without an attribute, all pipelines that are the module's own names. The current folder is on the path. Every
+    graph is checked. Raises ``AppError`` and ``DeclarationError``.
+    """
+    if not name:
+        raise AppError("--app (or POSTROAD_APP) is required: where your pipelines are, as module or module:attribute")
+    place, _, attribute = name.partition(":")
+    module = _import(place)
+    found: Any = module
+    for part in filter(None, attribute.split(".")):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise AppError(f"--app {name}: {place} has no {attribute!r}") from None
+    pipelines = _pipelines(found)
+    if not pipelines:
+        raise AppError(f"--app {name}: no Pipeline there; declare one at the top of the module")
+    names = [pipeline.name for pipeline in pipelines]
+    if twice := {one for one in names if names.count(one) > 1}:
+        raise AppError(f"--app {name}: two pipelines are named {twice.pop()!r}")
+    for pipeline in pipelines:
+        pipeline.graph()
+    return pipelines
+
+
+def select_stages(pipelines: Iterable[Pipeline], names: Sequence[str]) -> list[Stage]:
+    """The stages named ``pipeline.stage``, or ``stage`` where one pipeline alone has it; all for no names.
+
+    Raises ``AppError`` for one that there is not, or that several pipelines have.
+    """
+    stages = [stage for pipeline in pipelines for stage in pipeline.graph().values()]
+    if not names:
+        return stages
+    selected: dict[str, Stage] = {}
+    for name in names:
+        matches = [stage for stage in stages if name in (stage.full_name, stage.name)]
+        if not matches:
+            known = ", ".join(stage.full_name for stage in stages)
+            raise AppError(f"there is no stage {name!r}; there are {known}")
+        if len(matches) > 1:
+            raise AppError(f"{name!r} is ambiguous: {', '.join(stage.full_name for stage in matches)}")
+        selected[matches[0].full_name] = matches[0]
+    return list(selected.values())
+
+
+def _import(place: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    path = Path(place)
+    if path.suffix == ".py" or path.is_dir():
+        if not path.exists():
+            raise AppError(f"--app: there is no file {place}")
+        relative = path.resolve().with_suffix("")
+        if not relative.is_relative_to(here):
+            raise AppError(f"--app: {place} is not in or below the current folder")
+        place = ".".join(relative.relative_to(here).parts)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+            raise AppError(f"--app: there is no module {place!r} in {here} or on the path") from error
+        raise AppError(f"--app: {place} needs a module that is not installed: {error.name}") from error
+    except (SyntaxError, ImportError, ValueError) as error:
+        raise AppError(f"--app: {place} cannot be imported: {error}") from error
+
+
+def _pipelines(found: Any) -> list[Pipeline]:
+    if isinstance(found, Pipeline):
+        return [found]
+    if isinstance(found, ModuleType):
+        found = vars(found).values()
+    if isinstance(found, Iterable) and not isinstance(found, str | bytes):
+        return list({id(one): one for one in found if isinstance(one, Pipeline)}.values())
+    return []

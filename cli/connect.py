@@ -1,0 +1,68 @@
+"""Connect, or say in one line why not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from .. import migrations
+from ..core.backoff import Pause
+from ..core.database import lost_connection, make_engine, sqlalchemy_url
+from ..core.errors import SchemaError, UnreachableError, first_line
+from ..core.settings import Settings, masked
+
+
+@asynccontextmanager
+async def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -> AsyncIterator[AsyncConnection]:
+    """A transaction for a command, committed at the end. Raises ``UnreachableError`` and ``SchemaError``."""
+    await asyncio.to_thread(check_schema, settings)
+    engine = make_engine(settings, application="postroad", pool=3)
+    try:
+        async with engine.execution_options(isolation_level=isolation).begin() as opened:
+            yield opened
+    except Exception as error:
+        if lost_connection(error):
+            raise unreachable(settings, error) from error
+        raise
+    finally:
+        await engine.dispose()
+
+
+def check_schema(settings: Settings) -> None:
+    """Raise ``SchemaError`` unless the tables are those of this version, ``UnreachableError`` if Postgres is away."""
+    engine = create_engine(sqlalchemy_url(settings.database_url), connect_args={"connect_timeout": 5})
+    try:
+        with engine.connect() as opened:
+            current = migrations.current(opened, settings.schema)
+    except Exception as error:
+        if lost_connection(error):
+            raise unreachable(settings, error) from error
+        raise
+    finally:
+        engine.dispose()
+    if current != migrations.head():
+        found = f"is at revision {current}" if current else "has no tables of postroad"
+        raise SchemaError(
+            f"schema {settings.schema!r} {found}, this version needs {migrations.head()}: run postroad migrate"
+        )
+
+
+async def wait_for_postgres(settings: Settings) -> None:
+    """Return once Postgres answers and has our tables; say what is waited for. Raises ``SchemaError``."""
+    pause = Pause()
+    while True:
+        try:
+            await asyncio.to_thread(check_schema, settings)
+            return
+        except UnreachableError as error:
+            if pause.is_worth_a_line():
+                click.echo(f"waiting for {error.server}: {error.reason}", err=True)
+        await asyncio.sleep(pause.next())
+
+
+def unreachable(settings: Settings, error: Exception) -> UnreachableError:
+    """``error``, which came of a connection, as one that names the server without its password."""
+    return UnreachableError(f"Postgres at {masked(settings.database_url)}", first_line(error))

@@ -1,0 +1,50 @@
+"""Options that several commands share, and the settings that come of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..core.settings import Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_KNOWN = {
+    "database_url": click.option("--database-url", metavar="URL", help="Postgres. [env: DATABASE_URL]"),
+    "redis_url": click.option("--redis-url", metavar="URL", help="Redis or Valkey. [env: REDIS_URL]"),
+    "app": click.option("--app", metavar="MODULE[:ATTRIBUTE]", help="Where the pipelines are. [env: POSTROAD_APP]"),
+    "schema": click.option("--schema", metavar="NAME", help="Schema of our tables. [default: postroad]"),
+    "prefix": click.option("--prefix", metavar="NAME", help="First part of every Redis key. [default: postroad]"),
+    "lease": click.option("--lease", metavar="TIME", help="A worker silent for so long is dead. [default: 15s]"),
+    "grace": click.option("--grace", metavar="TIME", help="How long stopping may take. [default: 25s]"),
+    "host": click.option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
+    "port": click.option("--port", metavar="NUMBER", help="Port to listen on. [default: 8080]"),
+    "config": click.option(
+        "--config", metavar="FILE", type=click.Path(path_type=Path), help="Settings. [default: ./postroad.toml]"
+    ),
+    "log_level": click.option(
+        "--log-level",
+        default="info",
+        show_default=True,
+        type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+        help="Least level of the log lines, on stderr.",
+    ),
+}
+
+
+def options(*names: str) -> Callable[[Command], Command]:
+    """Give a command the options of these names, and ``--config``."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed((*names, "config")):
+            command = _KNOWN[name](command)
+        return command
+
+    return decorate
+
+
+def read_settings(given: dict[str, Any]) -> Settings:
+    """The settings of this process, of the options that a command was given. Raises ``SettingsError``."""
+    flags = {name: value for name, value in given.items() if name in _KNOWN and name not in ("config", "log_level")}
+    return Settings.read(flags, file=given.get("config"))

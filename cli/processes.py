@@ -1,0 +1,174 @@
+"""``postroad serve``, ``relay`` and ``stage``: the processes of a deployment."""
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import uvicorn
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.backoff import Pause
+from ..core.database import is_transient, make_engine
+from ..core.errors import first_line
+from ..core.pipeline import Pipeline, Stage
+from ..core.settings import Settings
+from ..core.telemetry import configure_logging
+from ..intake.app import create_app
+from ..relay.relay import Relay
+from ..stages.deploy import record_if_new
+from ..stages.worker import Worker
+from .app import load_app, select_stages
+from .connect import wait_for_postgres
+from .options import options, read_settings
+
+log = logging.getLogger(__name__)
+
+_SERVERS = ("database_url", "redis_url", "schema", "prefix")
+
+
+@click.command("serve")
+@options(*_SERVERS, "host", "port", "grace", "log_level")
+def serve_command(log_level: str, **given: Any) -> None:
+    """Run the intake: the HTTP door, on http://127.0.0.1:8080 unless told otherwise."""
+    settings = read_settings(given)
+    configure_logging(log_level)
+
+    async def run() -> None:
+        await wait_for_postgres(settings)
+        config = uvicorn.Config(
+            create_app(settings),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
+        )
+        await _Server(config).serve()
+
+    _run(run())
+
+
+@click.command("relay")
+@options(*_SERVERS, "log_level")
+def relay_command(log_level: str, **given: Any) -> None:
+    """Run a relay: from the outbox to the streams. Several may run; one works, the others take over."""
+    settings = read_settings(given)
+    configure_logging(log_level)
+
+    async def run() -> None:
+        await wait_for_postgres(settings)
+        relaying = asyncio.create_task(Relay(settings).run())
+        _on_stop(relaying.cancel)
+        try:
+            await relaying
+        except asyncio.CancelledError:
+            log.info("stopped")
+
+    _run(run())
+
+
+@click.command("stage")
+@click.argument("names", metavar="NAME...", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="Run all stages of the app in this process.")
+@options("app", *_SERVERS, "lease", "grace", "log_level")
+def stage_command(names: tuple[str, ...], is_all: bool, log_level: str, **given: Any) -> None:
+    """Run stages, given as PIPELINE.STAGE: from the streams to their handlers.
+
+    Start it as often as the stage needs; each process is one consumer.
+    """
+    if bool(names) == is_all:
+        raise click.UsageError("name the stages to run, or say --all")
+    settings = read_settings(given)
+    configure_logging(log_level)
+    pipelines = load_app(settings.app)
+    stages = select_stages(pipelines, names)
+    hung = _run(_work(settings, pipelines, stages))
+    if hung:
+        # Functions that never return would keep the interpreter waiting for their threads.
+        log.warning("%d handlers did not return in time; leaving them", hung)
+        logging.shutdown()
+        os._exit(0)
+
+
+async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stage]) -> int:
+    await wait_for_postgres(settings)
+    engine = make_engine(settings, application="postroad stage", pool=3)
+    try:
+        await _record(engine, pipelines, stages, settings.schema)
+    finally:
+        await engine.dispose()
+    worker = Worker(settings, stages)
+    _on_stop(worker.stop)
+    await worker.run()
+    return worker.abandoned_threads
+
+
+async def _record(engine: AsyncEngine, pipelines: list[Pipeline], stages: list[Stage], schema: str) -> None:
+    pause = Pause()
+    while True:
+        try:
+            async with engine.begin() as opened:
+                for pipeline in pipelines:
+                    names = [stage.name for stage in stages if stage.pipeline == pipeline.name]
+                    if names:
+                        await record_if_new(opened, pipeline, names, schema)
+            return
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            log.warning("recording the pipelines pauses: %s", first_line(error))
+        await asyncio.sleep(pause.next())
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, which says where it listens and leaves with 0 when it was told to stop."""
+
+    def _log_started_message(self, listeners: Any) -> None:
+        for server in self.servers:
+            for listener in server.sockets:
+                host, port = listener.getsockname()[:2]
+                log.info("accepting tasks on http://%s:%d", host, port)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop() -> None:
+            self.should_exit = True
+
+        _on_stop(stop)
+        yield
+
+
+def _on_stop(stop: Callable[[], Any]) -> None:
+    """Call ``stop`` at the first SIGTERM or SIGINT; leave at once, with 130, at the second."""
+    loop = asyncio.get_running_loop()
+    seen = False
+
+    def handle() -> None:
+        nonlocal seen
+        if seen:
+            logging.shutdown()
+            os._exit(130)
+        seen = True
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle)
+
+
+def _run(main: Coroutine[Any, Any, Any]) -> Any:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if sys.platform != "win32":
+        try:
+            factory = importlib.import_module("uvloop").new_event_loop
+        except ImportError:
+            factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)

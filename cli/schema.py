@@ -1,0 +1,79 @@
+"""``postroad migrate``, ``deploy`` and ``audit``: the tables, what is declared in them, and whether it holds."""
+
+import asyncio
+import json
+from typing import Any
+
+import click
+
+from .. import migrations
+from ..core.database import lost_connection
+from ..outbox.audit import Finding, audit
+from ..stages.deploy import Deployment, deploy
+from .app import load_app
+from .connect import connection, unreachable
+from .options import options, read_settings
+
+
+@click.command("migrate")
+@options("database_url", "schema")
+@click.option("--sql", is_flag=True, help="Print the SQL instead of running it.")
+def migrate_command(sql: bool, **given: Any) -> None:
+    """Bring the database to the newest version.
+
+    Does nothing if it is there already; several at once wait for each other.
+    """
+    settings = read_settings(given)
+    if sql:
+        click.echo(migrations.upgrade_sql(settings.schema), nl=False)
+        return
+    try:
+        migrations.upgrade(settings.database_url, settings.schema)
+    except Exception as error:
+        if lost_connection(error):
+            raise unreachable(settings, error) from error
+        raise
+    click.echo(f"schema {settings.schema} is at revision {migrations.head()}", err=True)
+
+
+@click.command("deploy")
+@click.argument("app_name", metavar="[APP]", required=False)
+@options("app", "database_url", "schema")
+def deploy_command(app_name: str | None, **given: Any) -> None:
+    """Record the app's pipelines in Postgres: from now on tasks go by these graphs.
+
+    Stages that are ready by a changed graph are asked for.
+    """
+    settings = read_settings(given | {"app": app_name or given["app"]})
+    pipelines = load_app(settings.app)
+
+    async def run() -> list[Deployment]:
+        async with connection(settings) as opened:
+            return [await deploy(opened, pipeline, settings.schema) for pipeline in pipelines]
+
+    for deployment in asyncio.run(run()):
+        click.echo(f"{deployment.pipeline}: version {deployment.version} ({deployment.change})", err=True)
+
+
+@click.command("audit")
+@options("database_url", "schema")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def audit_command(as_json: bool, **given: Any) -> None:
+    """Count the violations of every invariant; exit code 5 if there are any.
+
+    Each is one SQL statement, run on one snapshot of the database, so work may go on meanwhile.
+    """
+    settings = read_settings(given)
+
+    async def run() -> list[Finding]:
+        async with connection(settings, isolation="REPEATABLE READ") as opened:
+            return await audit(opened, settings.schema)
+
+    findings = asyncio.run(run())
+    if as_json:
+        click.echo(json.dumps({finding.name: finding.violations for finding in findings}))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.violations:>9,}  {finding.promise}")
+    if any(finding.violations for finding in findings):
+        raise click.exceptions.Exit(5)

@@ -1,0 +1,134 @@
+"""Run processes as children: show what they print, start them again when they die, stop them together."""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import click
+
+_COLOURS = itertools.cycle(("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green"))
+
+RESTARTS, WINDOW = 5, 60.0
+"""A child that dies more often than this, within so many seconds, is not started again."""
+
+
+@dataclass
+class Child:
+    """One process, started again under the same name whenever it dies, with growing pauses."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    process: asyncio.subprocess.Process | None = None
+    starts: list[float] = field(default_factory=list)
+    colour: str = field(default_factory=lambda: next(_COLOURS))
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self.process.pid if self.process and self.process.returncode is None else None
+
+
+class Supervisor:
+    """Starts children and keeps them running until ``stop``.
+
+    ``log`` is where their lines go, each behind the name of its child: a file, or stderr by default.
+    """
+
+    def __init__(self, *, log: "Log") -> None:
+        self._log = log
+        self._children: dict[str, Child] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self.failed = asyncio.Event()
+        """Set when a child has died too often and was given up."""
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+        """Start a child and keep it running."""
+        child = Child(name, command, environment)
+        self._children[name] = child
+        self._watchers.append(asyncio.create_task(self._keep(child)))
+        return child
+
+    def kill(self, name: str) -> int | None:
+        """Kill a child with SIGKILL; it is started again. Returns its id, ``None`` if it was not running."""
+        child = self._children[name]
+        if child.pid is not None and child.process is not None:
+            pid = child.pid
+            child.process.kill()
+            return pid
+        return None
+
+    async def stop(self, *, timeout: float = 30) -> None:
+        """Stop all children with SIGTERM, and with SIGKILL those that take longer than ``timeout`` seconds."""
+        self._is_stopping = True
+        for child in self._children.values():
+            if child.pid is not None and child.process is not None:
+                child.process.send_signal(signal.SIGTERM)
+        _, late = await asyncio.wait(self._watchers, timeout=timeout) if self._watchers else (set(), set())
+        for child in self._children.values():
+            if child.pid is not None and child.process is not None:
+                child.process.kill()
+        if late:
+            await asyncio.wait(late)
+
+    async def _keep(self, child: Child) -> None:
+        while not self._is_stopping:
+            now = time.monotonic()
+            child.starts = [at for at in child.starts if now - at < WINDOW] + [now]
+            code = await self._run(child)
+            if self._is_stopping:
+                return
+            if code == 78 or len(child.starts) > RESTARTS:
+                self._log.write(child, f"ended with code {code} and is not started again")
+                self.failed.set()
+                return
+            pause = min(0.2 * 2 ** (len(child.starts) - 1), 5.0)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            self._log.write(child, f"{how}; starting it again in {pause:g} s")
+            await asyncio.sleep(pause)
+
+    async def _run(self, child: Child) -> int:
+        child.process = await asyncio.create_subprocess_exec(
+            *child.command,
+            env=dict(child.environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C in the terminal is for us; we tell the children, in order.
+            start_new_session=True,
+        )
+        assert child.process.stdout is not None
+        with contextlib.suppress(ValueError):  # a line longer than the buffer
+            async for line in child.process.stdout:
+                self._log.write(child, line.decode("utf-8", "replace").rstrip())
+        return await child.process.wait()
+
+
+class Log:
+    """Where the lines of children go."""
+
+    def __init__(self, *, path: str | None = None) -> None:
+        self._file = open(path, "a", encoding="utf-8") if path else None  # noqa: SIM115 - open as long as we are
+        self._width = 0
+        self._is_terminal = sys.stderr.isatty()
+
+    def write(self, child: Child, line: str) -> None:
+        """Write one line of a child."""
+        self._width = max(self._width, len(child.name))
+        if self._file:
+            self._file.write(f"{child.name:{self._width}} | {line}\n")
+            self._file.flush()
+        else:
+            name = click.style(f"{child.name:{self._width}} | ", fg=child.colour)
+            click.echo(name + line, err=True, color=self._is_terminal)
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self._file:
+            self._file.close()

@@ -1,0 +1,76 @@
+"""``postroad task``: look tasks up."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import click
+
+from ..core.errors import NotFoundError
+from ..core.task import Status
+from ..intake.lookup import find_task, list_tasks
+from ..outbox.audit import Step, journey
+from .connect import connection
+from .options import options, read_settings
+from .tables import cell, plain, print_rows
+
+
+@click.group("task")
+def task_command() -> None:
+    """Look tasks up."""
+
+
+@task_command.command("show")
+@click.argument("task_id", type=click.UUID)
+@options("database_url", "schema")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def show(task_id: UUID, as_json: bool, **given: Any) -> None:
+    """Show one task: where it stands, its stages, and its journey."""
+    settings = read_settings(given)
+
+    async def run() -> tuple[dict[str, Any] | None, Sequence[Step]]:
+        async with connection(settings) as opened:
+            task = await find_task(opened, task_id, settings.schema)
+            return task, await journey(opened, task_id, settings.schema)
+
+    task, steps = asyncio.run(run())
+    if task is None:
+        raise NotFoundError(f"there is no task {task_id}")
+    events = [
+        {
+            "occurred_at": step.occurred_at,
+            "event": f"{step.type}:{step.stage}" if step.stage else step.type,
+            "data": step.data,
+        }
+        for step in steps
+    ]
+    if as_json:
+        click.echo(json.dumps(task | {"events": events}, default=plain))
+        return
+    for name, value in task.items():
+        if name != "stages" and value not in (None, [], {}):
+            click.echo(f"{name:14} {json.dumps(value) if isinstance(value, dict) else cell(value)}")
+    click.echo()
+    print_rows(task["stages"], ["stage", "status", "attempts", "next_retry_at", "worker", "error"], as_json=False)
+    click.echo()
+    print_rows(events, ["occurred_at", "event", "data"], as_json=False)
+
+
+@task_command.command("list")
+@options("database_url", "schema")
+@click.option("--status", type=click.Choice([str(status) for status in Status]), help="Only those.")
+@click.option("--pipeline", help="Only those of this pipeline.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_(status: str | None, pipeline: str | None, limit: int, as_json: bool, **given: Any) -> None:
+    """List tasks, the newest first."""
+    settings = read_settings(given)
+
+    async def run() -> Sequence[dict[str, Any]]:
+        async with connection(settings) as opened:
+            return await list_tasks(opened, status=status, pipeline=pipeline, limit=limit)
+
+    columns = ["task_id", "pipeline", "status", "stage_status", "retry_count", "created_at", "finished_at"]
+    print_rows(asyncio.run(run()), columns, as_json=as_json)
