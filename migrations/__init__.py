@@ -46,9 +46,7 @@ def head() -> str:
 
 def current(connection: Connection, schema: str) -> str | None:
     """The revision of ``schema``; ``None`` if it was never migrated."""
-    return MigrationContext.configure(
-        connection, opts={"version_table_schema": schema}
-    ).get_current_revision()
+    return MigrationContext.configure(connection, opts={"version_table_schema": schema}).get_current_revision()
 
 
 def _config(schema: str, connection: Connection | None, output: io.StringIO | None = None) -> Config:

@@ -4,8 +4,9 @@ Alembic loads this file by its path, so its imports are absolute.
 """
 
 from alembic import context
-from postroad.core.database import metadata
 from sqlalchemy import Connection, text
+
+from postroad.core.database import metadata
 
 config = context.config
 schema: str = config.attributes["schema"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from alembic import op
+
 from postroad.migrations.statements import statements
 
 revision = "0001"
