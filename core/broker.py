@@ -144,5 +144,8 @@ def _client(settings: Settings, *, connections: int, pool_timeout: float | None,
             socket_connect_timeout=3,
         )
     except ValueError as error:
-        raise SettingsError(f"REDIS_URL {masked(settings.redis_url)!r} is not valid: {error}") from error
+        # Without the driver's words: they may quote a part of the password.
+        raise SettingsError(
+            f"REDIS_URL {masked(settings.redis_url)!r} is no URL; a password is written with %40 for @, %2F for /"
+        ) from error
     return Redis.from_pool(pool)

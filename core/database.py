@@ -192,7 +192,10 @@ def sqlalchemy_url(database_url: str) -> URL:
     try:
         return make_url(f"postgresql+psycopg://{rest}")
     except (ArgumentError, ValueError) as error:
-        raise SettingsError(f"DATABASE_URL {masked(database_url)!r} is not valid: {error}") from error
+        # Without the driver's words: they may quote a part of the password.
+        raise SettingsError(
+            f"DATABASE_URL {masked(database_url)!r} is no URL; a password is written with %40 for @, %2F for /"
+        ) from error
 
 
 def make_engine(settings: Settings, *, application: str, pool: int | None = None) -> AsyncEngine:

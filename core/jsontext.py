@@ -7,6 +7,7 @@ pair and no infinity, and it drops the first of two members with one name. We sa
 import json
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from .errors import UnstorableError
@@ -21,18 +22,20 @@ def decode(text: bytes) -> Any:
         string = text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnstorableError(f"the body is not UTF-8: byte {error.start} is wrong", malformed=True) from error
+    parse = partial(json.loads, object_pairs_hook=_members, parse_constant=_refuse_constant)
     try:
-        value = json.loads(string, object_pairs_hook=_members, parse_constant=_refuse_constant)
+        value = parse(string)
     except json.JSONDecodeError as error:
         raise UnstorableError(
             f"the body is no JSON: {error.msg} in line {error.lineno}, column {error.colno}", malformed=True
         ) from error
     except RecursionError as error:
-        raise UnstorableError(f"the body is nested deeper than {DEEPEST} levels", malformed=True) from error
+        raise UnstorableError(f"nested deeper than {DEEPEST} levels") from error
     except UnstorableError:
         raise
-    except ValueError as error:  # int() of more digits than Python converts
-        raise UnstorableError("a number has too many digits") from error
+    except ValueError:
+        # More digits than int() converts. As a float such a number is infinite, and check() says where it is.
+        value = parse(string, parse_int=float)
     check(value)
     return value
 
@@ -59,6 +62,8 @@ def check(value: Any, pointer: str = "", depth: int = 0) -> None:
     elif depth >= DEEPEST:
         raise UnstorableError(f"nested deeper than {DEEPEST} levels", pointer[:60])
     elif isinstance(value, dict):
+        if isinstance(value, _Ambiguous):
+            raise UnstorableError(f"an object has two members named {value.doubled[:60]!r}", pointer)
         for key, member in value.items():
             if not isinstance(key, str):
                 raise UnstorableError(f"the name of a member is {type(key).__name__}, not a string", pointer)
@@ -84,12 +89,17 @@ def _check_string(text: str, pointer: str) -> None:
         raise UnstorableError(r"Postgres cannot keep the character \u0000", pointer)
 
 
+class _Ambiguous(dict[str, Any]):
+    """An object with two members of one name, until ``check`` comes by, which knows where it is."""
+
+    doubled: str
+
+
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        counted = Counter(name for name, _ in pairs)
-        twice = next(name for name, times in counted.items() if times > 1)
-        raise UnstorableError(f"an object has two members named {twice[:60]!r}")
+        members = _Ambiguous(members)
+        members.doubled = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
     return members
 
 
