@@ -38,6 +38,10 @@ INSPECT = 1.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds to leave Redis alone after it failed, doubling from the one to the other."""
 
+LINGER = 0.1
+"""Seconds for which the relay goes on looking after the last event before it sleeps. Commits that must notify a
+sleeping relay wait for each other: with a relay that slept between any two events 16 writers managed 240 commits/s."""
+
 SHORTEST_NAP, LONGEST_NAP = 0.002, 0.05
 """Seconds to wait while a transaction is open that appended when we were awake, and so will not notify us."""
 
@@ -100,6 +104,7 @@ class _Session:
         self._connection = connection
         self._ticks = Ticks(connection, relay._settings.schema)
         self._nap = SHORTEST_NAP
+        self._linger_until = 0.0
         self._routes = Routes([])
         self._last: Tick
         self._progress = {shard.number: _Progress() for shard in relay._shards}
@@ -132,6 +137,7 @@ class _Session:
 
     async def _tick(self) -> None:
         if await self._ticks.is_news(self._last):
+            self._linger_until = _now() + LINGER
             tick = await self._ticks.make()
             if tick is None:
                 await self._adopt()
@@ -271,6 +277,9 @@ class _Session:
         if paused_until > _now():
             # A backlog builds up anyway; to be notified of each commit would only slow the writers.
             await asyncio.sleep(min(paused_until - _now(), LONGEST_NAP * 5))
+            return
+        if _now() < self._linger_until:
+            await asyncio.sleep(SHORTEST_NAP)
             return
         if not await self._flag("try_sleep"):
             await asyncio.sleep(self._nap)
