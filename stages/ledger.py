@@ -107,7 +107,8 @@ class Attempt:
             case Completed(result):
                 return Verdict(Kind.DONE, tried, result=result)
             case Snooze() as snooze:
-                return Verdict(Kind.SNOOZED, self.work.attempts, reason=snooze.reason or None, delay=snooze.after)
+                reason = _line(snooze.reason) if snooze.reason else None
+                return Verdict(Kind.SNOOZED, self.work.attempts, reason=reason, delay=snooze.after)
             case Reject() as reject:
                 return Verdict(Kind.DEAD, tried, reason=_line(reject.reason), error=self.error)
             case Retry() as retry:
@@ -130,6 +131,8 @@ class Ledger:
 
     def __init__(self, engine: AsyncEngine, schema: str, worker: str) -> None:
         self._engine = engine
+        # One round trip, and no rollback at the end, at which psycopg forgets all that it has prepared.
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._sql = Statements(__package__ or "", schema)
         self._worker = worker
         self._group: GroupCommit[Attempt, Settled] = GroupCommit(
@@ -138,10 +141,8 @@ class Ledger:
 
     async def load(self, stage: Stage, tasks: Iterable[UUID]) -> dict[UUID, Work]:
         """What is known of ``stage`` for each of ``tasks``; those that are gone are missing in the answer."""
-        async with self._engine.connect() as connection:
-            work = await self._load(connection, stage, list(tasks))
-            await connection.rollback()
-        return work
+        async with self._reader.connect() as connection:
+            return await self._load(connection, stage, list(tasks))
 
     async def commit(self, attempt: Attempt) -> Settled:
         """Commit the attempt's outcome, together with whatever else has finished by then.
