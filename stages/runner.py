@@ -12,7 +12,6 @@ from opentelemetry.trace import SpanKind
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from ..core import telemetry
-from ..core.errors import UnstorableError
 from ..core.jsontext import encode
 from ..core.outcome import Completed, Outcome, Reject, Retry, Snooze
 from ..core.pipeline import Stage
@@ -63,8 +62,10 @@ class HandlerThreads:
             error: BaseException | None = None
             try:
                 value = context.run(function)
-            except StopIteration as stop:
-                error = RuntimeError(f"handler raised StopIteration: {stop}")
+            except (StopIteration, GeneratorExit) as stop:
+                # A future would end whoever awaits it by these, not tell of them.
+                error = RuntimeError(f"handler raised {type(stop).__name__}: {stop}")
+                error.__cause__ = stop
             except BaseException as raised:
                 error = raised
             if not loop.is_closed():
@@ -104,17 +105,26 @@ async def run_handler(
         return Run(retry, _traceback(cause) if cause else None)
     except (Snooze, Reject) as outcome:
         return Run(outcome)
-    except asyncio.CancelledError as error:
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
-            raise
-        return Run(Retry("the handler raised CancelledError"), _traceback(error))
     except _OutOfTimeError:
         return Run(Retry(f"timed out after {stage.timeout.total_seconds():g} s"))
     except BaseException as error:
         # SystemExit and its like too: a handler must not end the process that runs others' tasks.
-        return Run(Retry(f"{type(error).__name__}: {_text(error)}"), _traceback(error))
+        if _is_cancelled():
+            # Whatever the handler made of it: that we stop is no failure of the attempt.
+            raise asyncio.CancelledError from error
+        reason = f"{type(error).__name__}: {_text(error)}"
+        if isinstance(error, asyncio.CancelledError):
+            reason = "the handler raised CancelledError"
+        failure = Retry(reason)
+        failure.__cause__ = error
+        return Run(failure, _traceback(error))
     return _completed(value)
+
+
+def _is_cancelled() -> bool:
+    """True if somebody cancelled the caller, as opposed to a handler that raised ``CancelledError`` by itself."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 class _OutOfTimeError(Exception):
@@ -144,8 +154,9 @@ async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: A
 def _completed(value: Any) -> Run:
     try:
         result = encode(value)
-    except UnstorableError as error:
-        return Run(Reject(f"the handler's result cannot be stored: {error}"))
+    except Exception as error:
+        # Any exception: what passes for a dictionary may be a class of the author's.
+        return Run(Reject(f"the handler's result cannot be stored: {_text(error)}"))
     if len(result) > RESULT_LIMIT:
         return Run(
             Reject(

@@ -1,0 +1,139 @@
+"""What an outcome makes of a stage run: the decision, before anything is written."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from postroad import Pipeline, Reject, Retry, Snooze, Task
+from postroad.core.outcome import Completed, Outcome
+from postroad.core.pipeline import Stage
+from postroad.stages.ledger import Attempt, Kind, Verdict, Work
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def stage_with(retries: int) -> Stage:
+    road = Pipeline("road")
+
+    @road.stage(retries=retries)
+    async def ride(task: Task) -> None: ...
+
+    return road.graph()["ride"]
+
+
+def work_after(attempts: int) -> Work:
+    return Work(
+        task_id=UUID("01990000-0000-7000-8000-000000000001"),
+        version=attempts + 1,
+        payload={},
+        labels={},
+        created_at=NOW,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        is_open=True,
+        is_ready=True,
+        attempts=attempts,
+        wait=None,
+        results=None,
+    )
+
+
+def verdict(outcome: Outcome, *, attempts: int = 0, retries: int = 5, error: str | None = None) -> Verdict:
+    return Attempt(stage_with(retries), work_after(attempts), outcome, NOW, error).verdict()
+
+
+def fingerprint(reason: str) -> str:
+    return verdict(Reject(reason)).fingerprint
+
+
+def test_a_result_makes_it_done_with_this_attempt() -> None:
+    assert verdict(Completed('{"a":1}'), attempts=2) == Verdict(Kind.DONE, 3, result='{"a":1}')
+
+
+@pytest.mark.parametrize("attempts", [0, 7])
+def test_a_snooze_counts_no_attempt_and_never_dies(attempts: int) -> None:
+    came_to = verdict(Snooze(timedelta(hours=1), "the inn is closed"), attempts=attempts, retries=0)
+
+    assert came_to == Verdict(Kind.SNOOZED, attempts, reason="the inn is closed", delay=timedelta(hours=1))
+
+
+def test_a_snooze_needs_no_reason_and_no_time() -> None:
+    assert verdict(Snooze(0)) == Verdict(Kind.SNOOZED, 0, delay=timedelta())
+
+
+def test_a_reject_is_dead_whatever_attempts_are_left() -> None:
+    came_to = verdict(Reject("no such town"), retries=100, error="Traceback …")
+
+    assert came_to == Verdict(Kind.DEAD, 1, reason="no such town", error="Traceback …")
+
+
+def test_a_retry_waits_as_long_as_it_says() -> None:
+    came_to = verdict(Retry("later", after=90), attempts=1, error="Traceback …")
+
+    assert came_to == Verdict(Kind.FAILED, 2, reason="later", error="Traceback …", delay=timedelta(seconds=90))
+
+
+@pytest.mark.parametrize(("attempts", "seconds"), [(0, 1), (1, 2), (2, 4), (5, 32), (30, 600)])
+def test_a_retry_that_says_nothing_waits_longer_every_time(attempts: int, seconds: float) -> None:
+    delays = [verdict(Retry("again"), attempts=attempts, retries=100).delay for _ in range(200)]
+
+    in_seconds = [delay.total_seconds() for delay in delays if delay is not None]
+    assert len(in_seconds) == 200
+    assert seconds * 0.75 <= min(in_seconds) < seconds * 0.85
+    assert seconds * 1.15 < max(in_seconds) <= seconds * 1.25
+
+
+def test_retries_are_the_attempts_after_the_first() -> None:
+    kinds = [verdict(Retry("again"), attempts=attempts, retries=2).kind for attempts in range(4)]
+
+    assert kinds == [Kind.FAILED, Kind.FAILED, Kind.DEAD, Kind.DEAD]
+
+
+def test_without_retries_the_first_failure_is_the_last() -> None:
+    came_to = verdict(Retry("broken", after=1), retries=0, error="Traceback …")
+
+    assert came_to == Verdict(Kind.DEAD, 1, reason="broken", error="Traceback …")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("  two\nlines  ", "two"),
+        ("", "no reason given"),
+        (" \n ", "no reason given"),
+        ("a\x00b", "a\N{REPLACEMENT CHARACTER}b"),
+        ("half \ud83d", "half ?"),
+        ("x" * 5000, "x" * 1000),
+    ],
+)
+def test_a_reason_is_one_line_that_postgres_keeps(reason: str, kept: str) -> None:
+    assert verdict(Retry(reason)).reason == kept
+    assert verdict(Retry(reason), retries=0).reason == kept
+    assert verdict(Reject(reason)).reason == kept
+    assert verdict(Snooze(1, reason)).reason == (kept if reason else None)
+
+
+def test_alike_failures_have_one_fingerprint() -> None:
+    assert fingerprint("host n17 has 3 of 40 cores") == fingerprint("host n4 has 12 of 1024 cores")
+    assert fingerprint("no task 01990000-0000-7000-8000-000000000001") == fingerprint(
+        "no task 0199ABCD-12EF-7000-8000-00000000FFFF"
+    )
+    assert fingerprint("at 0x7f3a12") == fingerprint("at 0xDEADBEEF")
+
+
+def test_different_failures_have_different_fingerprints() -> None:
+    told = {fingerprint(reason) for reason in ("host n17 is full", "host n17 is away", "port 17 is away", "")}
+
+    assert len(told) == 4
+
+
+def test_a_fingerprint_is_short_and_hexadecimal() -> None:
+    assert len(fingerprint("\ud800 whatever")) == 12
+    assert int(fingerprint("whatever"), 16) >= 0
+
+
+def test_work_tells_a_handler_what_it_needs() -> None:
+    task = work_after(2).task(stage_with(5))
+
+    assert (task.pipeline, task.stage, task.attempt, task.results) == ("road", "ride", 3, {})
+    assert task.idempotency_key == "01990000-0000-7000-8000-000000000001/ride"
