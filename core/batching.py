@@ -48,20 +48,21 @@ class GroupCommit(Generic[Item, Result]):
             await asyncio.shield(self._running)
 
     async def _run(self) -> None:
+        group: list[tuple[Item, asyncio.Future[Result]]] = []
         try:
             while self._waiting:
                 group, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
                 await self._commit(group)
         finally:
             self._running = None
+            # If this task was cancelled, nobody else will answer those who wait.
+            for _, future in (*group, *self._waiting):
+                future.cancel()
+            self._waiting = []
 
     async def _commit(self, group: list[tuple[Item, "asyncio.Future[Result]"]]) -> None:
         try:
             results = await self._write([item for item, _ in group])
-        except asyncio.CancelledError:
-            for _, future in group:
-                future.cancel()
-            raise
         except Exception as error:
             if len(group) > 1 and not self._is_transient(error):
                 middle = len(group) // 2
