@@ -54,7 +54,7 @@ LONGEST_DELAY = timedelta(days=365)
 def _delay(what: str, value: timedelta | float | None) -> timedelta | None:
     if value is None:
         return None
-    delay = value if isinstance(value, timedelta) else timedelta(seconds=value)
-    if not timedelta() <= delay <= LONGEST_DELAY:
-        raise ValueError(f"{what} must lie between 0 and {LONGEST_DELAY.days} days, not {delay}")
-    return delay
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not 0 <= seconds <= LONGEST_DELAY.total_seconds():
+        raise ValueError(f"{what} must lie between 0 and {LONGEST_DELAY.days} days, not {value}")
+    return timedelta(seconds=seconds)

@@ -197,20 +197,19 @@ async def test_if_the_writing_itself_is_cancelled_nobody_waits_for_ever(writer: 
 
 
 async def test_if_the_writing_is_cancelled_while_it_seeks_a_bad_item_nobody_waits_for_ever(writer: Writer) -> None:
-    halves: list[Sequence[str]] = []
+    is_split = asyncio.Event()
 
     async def write(items: Sequence[str]) -> Sequence[str]:
-        halves.append(items)
         if len(items) == 4:
             raise ValueError
+        is_split.set()
         await writer.gate.wait()
         return items
 
     group = GroupCommit(write, is_transient=is_transient)
     writer.gate.clear()
     futures = [group.submit(item) for item in "abcd"]
-    while len(halves) < 2:
-        await asyncio.sleep(0)
+    await is_split.wait()
 
     running = group._running
     assert running is not None

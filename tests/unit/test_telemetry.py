@@ -1,0 +1,197 @@
+"""Traces that go on from stage to stage, with an SDK or without; and the lines of the log."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+
+from postroad.core.telemetry import ConsoleLines, JSONLines, configure_logging, continued, span, trace_id
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """Where spans go, as if an author had configured an SDK."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    yield exporter
+    provider.shutdown()
+
+
+def test_a_valid_traceparent_is_continued() -> None:
+    assert continued(TRACEPARENT) == TRACEPARENT
+    assert trace_id(continued(TRACEPARENT)) == TRACE
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        None,
+        "",
+        "nonsense",
+        TRACEPARENT.upper(),
+        TRACEPARENT + "-more",
+        TRACEPARENT + "\n",
+        " " + TRACEPARENT,
+        TRACEPARENT.replace("00-", "01-", 1),
+        TRACEPARENT.replace("00-", "ff-", 1),
+        TRACEPARENT.replace(TRACE, "0" * 32),
+        TRACEPARENT.replace("00f067aa0ba902b7", "0" * 16),
+        TRACEPARENT.replace(TRACE, TRACE[:-1]),
+        TRACEPARENT.replace("4b", "4g"),
+    ],
+)
+def test_anything_else_begins_a_new_trace(traceparent: str | None) -> None:
+    begun = continued(traceparent)
+
+    assert continued(begun) == begun, "it is a valid one"
+    assert trace_id(begun) not in (traceparent or "")
+    assert continued(traceparent) != begun, "and another each time"
+
+
+def test_a_new_trace_asks_nobody_to_record_it() -> None:
+    assert continued(None).endswith("-00")
+
+
+def test_without_an_sdk_a_span_hands_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+
+    with span("process allocate", SpanKind.CONSUMER, TRACEPARENT, {}) as inner:
+        assert inner == TRACEPARENT
+
+
+def test_a_span_continues_the_trace_and_yields_what_comes_after_it(exporter: InMemorySpanExporter) -> None:
+    with span("process allocate", SpanKind.CONSUMER, TRACEPARENT, {"messaging.system": "redis"}) as inner:
+        pass
+
+    (recorded,) = exporter.get_finished_spans()
+    assert recorded.name == "process allocate"
+    assert recorded.kind is SpanKind.CONSUMER
+    assert recorded.attributes == {"messaging.system": "redis"}
+    assert recorded.parent is not None
+    assert f"{recorded.parent.trace_id:032x}-{recorded.parent.span_id:016x}" == TRACEPARENT[3:52]
+    assert inner == f"00-{TRACE}-{recorded.context.span_id:016x}-01"
+    assert recorded.status.status_code is StatusCode.UNSET
+
+
+def test_a_span_links_to_the_traces_of_a_batch(exporter: InMemorySpanExporter) -> None:
+    others = (continued(None), continued(None))
+
+    with span("publish", SpanKind.PRODUCER, TRACEPARENT, {}, links=others):
+        pass
+
+    (recorded,) = exporter.get_finished_spans()
+    assert [f"{link.context.trace_id:032x}" for link in recorded.links] == [trace_id(other) for other in others]
+
+
+def test_an_exception_fails_the_span_and_goes_on(exporter: InMemorySpanExporter) -> None:
+    with (
+        pytest.raises(KeyError, match="quota"),
+        span("process allocate", SpanKind.CONSUMER, TRACEPARENT, {}),
+    ):
+        raise KeyError("quota" * 100)
+
+    (recorded,) = exporter.get_finished_spans()
+    assert recorded.status.status_code is StatusCode.ERROR
+    assert len(recorded.status.description or "") == 200
+    assert recorded.attributes == {"error.type": "KeyError"}
+    assert not recorded.events, "no stack trace: it may hold a payload"
+
+
+def test_a_trace_that_nobody_records_keeps_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+
+    with span("accept", SpanKind.SERVER, TRACEPARENT, {}) as inner:
+        assert inner == TRACEPARENT
+
+
+def record(message: str, *arguments: Any, error: bool = False, **fields: Any) -> logging.LogRecord:
+    exc_info = sys.exc_info() if error else None
+    made = logging.LogRecord("postroad.relay", logging.WARNING, "relay.py", 1, message, arguments, exc_info)
+    made.__dict__.update(fields)
+    return made
+
+
+def test_a_line_is_one_json_object_with_the_fields_that_it_has() -> None:
+    line = JSONLines().format(record("ran %s\nin two lines", "allocate", stage="allocate", attempt=2, payload="secret"))
+
+    assert "\n" not in line
+    document = json.loads(line)
+    assert document.pop("timestamp").endswith("+00:00")
+    assert document == {
+        "level": "warning",
+        "logger": "postroad.relay",
+        "message": "ran allocate\nin two lines",
+        "stage": "allocate",
+        "attempt": 2,
+    }
+
+
+def test_a_line_of_an_exception_holds_its_traceback() -> None:
+    try:
+        raise KeyError("quota")
+    except KeyError:
+        failed = record("failed", error=True)
+
+    assert "KeyError: 'quota'" in json.loads(JSONLines().format(failed))["exception"]
+    assert ConsoleLines().format(failed).endswith("KeyError: 'quota'")
+
+
+def test_a_field_that_is_no_json_is_written_as_text() -> None:
+    assert json.loads(JSONLines().format(record("ran", task_id=TRACE, outcome=ValueError("x"))))["outcome"] == "x"
+
+
+def test_a_line_for_a_person_ends_with_the_fields() -> None:
+    line = ConsoleLines().format(record("ran %s", "it", stage="allocate", payload="secret"))
+
+    assert line.endswith(" warning ran it stage=allocate")
+    assert ConsoleLines().format(record("ran it")).endswith("ran it")
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    noisy = {name: logging.getLogger(name).level for name in ("alembic", "sqlalchemy", "asyncio")}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, was in noisy.items():
+        logging.getLogger(name).setLevel(was)
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_the_log_goes_to_stderr_as_json_lines_if_that_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info")
+    logging.getLogger("postroad.relay").info("relaying", extra={"shard": 3})
+    logging.getLogger("sqlalchemy.engine").info("select 1")
+    logging.getLogger("postroad.relay").debug("silent")
+
+    written = capsys.readouterr()
+
+    assert written.out == ""
+    (line,) = written.err.splitlines()
+    assert json.loads(line)["message"] == "relaying"
+    assert json.loads(line)["shard"] == 3
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_the_log_can_be_written_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("warning", console=True)
+    logging.getLogger("postroad.relay").warning("relaying", extra={"shard": 3})
+
+    assert capsys.readouterr().err.rstrip().endswith("warning relaying shard=3")
