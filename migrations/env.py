@@ -4,7 +4,8 @@ Alembic loads this file by its path, so its imports are absolute.
 """
 
 from alembic import context
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.schema import CreateSchema
 
 from postroad.core.database import metadata
 
@@ -36,5 +37,7 @@ else:
         connection.execute(
             text("select pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": f"{schema}.migrate"}
         )
-        connection.execute(text(f"create schema if not exists {schema}"))
+        # Not "if not exists", which asks for the right to create one even where there is one.
+        if not inspect(connection).has_schema(schema):
+            connection.execute(CreateSchema(schema))
         migrate(connection)
