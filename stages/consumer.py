@@ -6,10 +6,11 @@ and one that is lost is asked for again.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from uuid import UUID
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core import broker, telemetry
@@ -48,6 +50,9 @@ LOST_CONNECTIONS = 3
 REST_AFTER_FAULT = timedelta(seconds=10)
 """How long an entry rests when we ourselves failed on it."""
 
+CLEAN_UP = 5.0
+"""Seconds that a handler has to end after it was cancelled at our stop."""
+
 T = TypeVar("T")
 
 
@@ -65,6 +70,18 @@ class Shared:
     suspects: asyncio.Lock
 
 
+@dataclass(slots=True)
+class Held:
+    """One entry that is ours, and what is being done with it."""
+
+    work: asyncio.Task[None]
+    is_reclaimed: bool
+    has_begun: bool = False
+    """Its handler runs, or ran: it is let finish when we stop."""
+    is_parting: bool = False
+    """It is being parked, and may come back before we hear that it was."""
+
+
 class Consumer:
     """The consumer of one stage's group in this process. ``run`` until ``stop``."""
 
@@ -76,51 +93,91 @@ class Consumer:
         self._engine = shared.engine
         self._client = shared.client
         self._threads = shared.threads
-        self._connections = shared.connections
         self._suspects = shared.suspects
-        self._held: dict[str, asyncio.Task[None]] = {}
-        self._running: set[UUID] = set()
+        self._connections = shared.connections if stage.transaction else contextlib.nullcontext()
+        self._slots = asyncio.Semaphore(stage.concurrency)
+        self._held: dict[str, Held] = {}
+        self._running: dict[UUID, str] = {}
+        """The tasks that we run, and the entry that stands for each."""
         self._has_room = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._is_done = asyncio.Event()
+        self._grace_ends_at = 0.0
         self._may_reclaim_at = 0.0
         self._acknowledging: GroupCommit[str, None] = GroupCommit(self._acknowledge)
         self._parking: GroupCommit[tuple[str, timedelta], None] = GroupCommit(self._park)
 
     async def run(self) -> None:
-        """Fetch and run entries until ``stop`` has come to its end."""
-        async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._read_loop())
-            loops.create_task(self._reclaim_loop())
-            loops.create_task(self._is_done.wait())
-
-    async def stop(self) -> None:
-        """Stop reading, wait for what runs, cancel what outlasts the grace, hand everything left back."""
-        self._stopping.set()
-        self._has_room.set()
+        """Fetch and run entries until ``stop``; then let what runs finish within the grace, hand the rest back."""
         try:
-            await self._inbox.interrupt()
-        except (RedisError, OSError):
-            log.info("Redis is away; the read ends by itself")
-        deadline = time.monotonic() + self._settings.grace.total_seconds()
-        while self._held and (left := deadline - time.monotonic()) > 0:
-            await asyncio.wait(self._held.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        while late := [task for task in self._held.values() if not task.done()]:
-            for task in late:
-                task.cancel()
-            await asyncio.wait(late, timeout=5)
+            async with asyncio.TaskGroup() as loops:
+                reading = loops.create_task(self._read_loop())
+                loops.create_task(self._reclaim_loop())
+                loops.create_task(self._end_reading(reading))
+            # Only now: what the last read has brought is ours, and must be handed back with the rest.
+            await self._wind_up()
+        finally:
+            await self._inbox.close()
+
+    def stop(self) -> None:
+        """Begin to stop; returns at once. Safe to call twice, and before ``run``."""
+        if not self._stopping.is_set():
+            self._grace_ends_at = time.monotonic() + self._settings.grace.total_seconds()
+            self._stopping.set()
+            self._has_room.set()
+
+    # Stopping
+
+    async def _end_reading(self, reading: asyncio.Task[None]) -> None:
+        """Once we stop, end the read that waits: again and again, for one that begins just now is not to be hit."""
+        await self._stopping.wait()
+        while not reading.done():
+            # If Redis is away the read ends by itself.
+            with contextlib.suppress(RedisError, OSError):
+                await self._inbox.interrupt()
+            await asyncio.wait([reading], timeout=0.05)
+
+    async def _wind_up(self) -> None:
+        """Hand back what has not begun, wait for what runs, cancel what outlasts the grace, hand that back too."""
+        waiting = [entry_id for entry_id, held in self._held.items() if not held.has_begun]
+        await self._cancel(waiting)
+        await self._hand_back(waiting)
+        while (busy := self._busy(self._held)) and (left := self._grace_ends_at - time.monotonic()) > 0:
+            await asyncio.wait(busy, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        await self._cancel(self._held)
         await self._ledger.drain()
         await self._acknowledging.drain()
         await self._parking.drain()
+        await self._hand_back(list(self._held))
         try:
-            if self._held:
-                log.info("handing %d entries of %s back", len(self._held), self.stage.full_name)
-                await self._inbox.park((entry_id, timedelta()) for entry_id in self._held)
             await self._inbox.leave()
         except (RedisError, OSError) as error:
-            log.warning("Redis is away at our end; others take over after the lease: %s", first_line(error))
-        await self._inbox.close()
-        self._is_done.set()
+            log.info("the group of %s keeps our name: %s", self.stage.full_name, first_line(error))
+
+    def _busy(self, entries: Collection[str]) -> set[asyncio.Task[None]]:
+        return {held.work for entry_id in entries if not (held := self._held[entry_id]).work.done()}
+
+    async def _cancel(self, entries: Collection[str]) -> None:
+        late = self._busy(entries)
+        for task in late:
+            task.cancel()
+        if late:
+            _, stubborn = await asyncio.wait(late, timeout=CLEAN_UP)
+            if stubborn:
+                log.warning("%d handlers of %s ignore that we stop; leaving them", len(stubborn), self.stage.full_name)
+
+    async def _hand_back(self, entries: Collection[str]) -> None:
+        """Let anybody take those of ``entries`` that are still ours, at once; no attempt is counted."""
+        left = [entry_id for entry_id in entries if entry_id in self._held]
+        if not left:
+            return
+        log.info("handing %d entries of %s back", len(left), self.stage.full_name)
+        try:
+            await self._inbox.park((entry_id, timedelta()) for entry_id in left)
+        except (RedisError, OSError) as error:
+            if not broker.is_group_missing(error):
+                log.warning("Redis is away at our end; others take over after the lease: %s", first_line(error))
+        for entry_id in left:
+            self._release(entry_id, self._held[entry_id])
 
     # Fetching
 
@@ -141,7 +198,7 @@ class Consumer:
                 self._take(deliveries)
 
     async def _recover(self, pause: "Pause") -> None:
-        """After a failed read: take what Redis handed us in a reply that never came."""
+        """After a failed call: take what Redis handed us in a reply that never came."""
         while not self._stopping.is_set():
             try:
                 room = await self._room()
@@ -156,48 +213,46 @@ class Consumer:
                 return
 
     async def _reclaim_loop(self) -> None:
-        """Fetch what is due again, and what dead workers left; a share of the room, so that neither starves."""
+        """Fetch what is due again, and what dead workers left."""
         pause = Pause()
         look_for_dead_at = 0.0
         lease = self._settings.lease.total_seconds()
         while not self._stopping.is_set():
             wait = RECLAIM * random.uniform(0.75, 1.25)
             try:
-                share = max(1, self._room_left() // 2)
-                if self._room_left() > 0:
+                if (share := self._share()) > 0:
                     due, next_due = await self._inbox.reclaim_due(share)
-                    self._take(due)
+                    self._take(due, is_reclaimed=True)
                     if due and len(due) == share:
                         wait = 0.01
                     elif next_due is not None:
                         wait = min(wait, max(next_due.total_seconds(), 0.005))
+                else:
+                    wait = 0.05
                 now = time.monotonic()
-                if now >= max(look_for_dead_at, self._may_reclaim_at) and self._room_left() > 0:
-                    share = max(1, self._room_left() // 2)
+                if now >= max(look_for_dead_at, self._may_reclaim_at) and (share := self._share()) > 0:
                     dead = await self._inbox.reclaim_dead(share)
                     if dead:
                         log.warning("took over %d entries of dead workers of %s", len(dead), self.stage.full_name)
-                    self._take(dead)
+                    self._take(dead, is_reclaimed=True)
                     if len(dead) < share:
                         await self._inbox.relist()
                         look_for_dead_at = now + lease / 4 * random.uniform(0.75, 1.25)
                 pause.reset()
             except (RedisError, OSError) as error:
-                if not broker.is_group_missing(error):
-                    await self._redis_failed("reclaiming", error, pause)
-                else:
-                    await self._sleep(pause.next())
+                await self._redis_failed("reclaiming", error, pause)
+                await self._recover(pause)
                 continue
             await self._sleep(wait)
 
     async def _redis_failed(self, doing: str, error: Exception, pause: "Pause") -> None:
         await broker.reset_if_demoted(self._client, error)
+        # While Redis was away no heartbeat could be seen, and a wipe took them all: everybody would look dead.
+        self._may_reclaim_at = time.monotonic() + self._settings.lease.total_seconds()
         if broker.is_group_missing(error):
             if pause.is_worth_a_line():
                 log.info("waiting for the relay to create the stream of %s", self.stage.full_name)
         else:
-            # While Redis was away no heartbeat could be seen: everybody would look dead.
-            self._may_reclaim_at = time.monotonic() + self._settings.lease.total_seconds()
             if pause.is_worth_a_line():
                 log.warning("Redis: %s pauses: %s", doing, first_line(error))
         await self._sleep(pause.next())
@@ -212,6 +267,15 @@ class Consumer:
     def _room_left(self) -> int:
         return self.stage.concurrency - len(self._held)
 
+    def _share(self) -> int:
+        """How many entries may be reclaimed now: half of the room; and half of the slots, however full they are.
+
+        New entries fill every slot as soon as it is free, so what is reclaimed waits for its slot here, among them:
+        neither starves.
+        """
+        reclaimed = sum(held.is_reclaimed for held in self._held.values())
+        return max(self._room_left() // 2, (self.stage.concurrency + 1) // 2 - reclaimed)
+
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but not longer than until we stop."""
         try:
@@ -222,73 +286,87 @@ class Consumer:
 
     # Running
 
-    def _take(self, deliveries: Sequence[Delivery]) -> None:
+    def _take(self, deliveries: Sequence[Delivery], *, is_reclaimed: bool = False) -> None:
         """Hold ``deliveries`` and begin to work on them."""
-        fresh = [one for one in deliveries if _entry_id(one) not in self._held]
+        fresh = [one for one in deliveries if not self._holds(_entry_id(one))]
         if not fresh:
             return
-        work = asyncio.create_task(self._guarded([_entry_id(one) for one in fresh], self._work_on(fresh)))
+        work = asyncio.create_task(self._guarded(self._work_on(fresh)))
         for delivery in fresh:
-            self._held[_entry_id(delivery)] = work
+            self._held[_entry_id(delivery)] = Held(work, is_reclaimed)
 
-    def _release(self, entry_id: str) -> None:
-        self._held.pop(entry_id, None)
+    def _holds(self, entry_id: str) -> bool:
+        """True if the entry was taken already, in another reply to the same end."""
+        held = self._held.get(entry_id)
+        return held is not None and not held.is_parting
+
+    def _release(self, entry_id: str, held: Held) -> None:
+        if self._held.get(entry_id) is held:
+            del self._held[entry_id]
         self._has_room.set()
 
-    async def _guarded(self, entries: Sequence[str], work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work`` on ``entries``; a fault of ours must neither lose them nor keep their slots for ever."""
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work``; a fault of ours must neither lose its entries nor keep their slots for ever."""
         try:
             await work
-        except asyncio.CancelledError:
-            raise
         except Exception:
-            log.exception("a fault in the worker itself; %d entries rest", len(entries))
-            await asyncio.gather(*(self._rest(entry_id, REST_AFTER_FAULT) for entry_id in entries))
+            ours = [entry_id for entry_id, held in self._held.items() if held.work is asyncio.current_task()]
+            log.exception("a fault in the worker itself; %d entries rest", len(ours))
+            await asyncio.gather(*(self._rest(entry_id, REST_AFTER_FAULT) for entry_id in ours))
 
     async def _work_on(self, deliveries: list[Delivery]) -> None:
         """Load a batch and start each of its entries; the ones with nothing to do are acknowledged at once."""
+        if self._stopping.is_set():
+            return  # They are handed back.
         tasks = list({one.task_id for one in deliveries if isinstance(one, Envelope)})
         loaded = await self._persist("loading", lambda: self._ledger.load(self.stage, tasks)) if tasks else {}
         for delivery in deliveries:
             entry_id = _entry_id(delivery)
+            held = self._held[entry_id]
             work = loaded.get(delivery.task_id) if isinstance(delivery, Envelope) else None
-            if work is None or not work.is_open or not work.is_ready or work.task_id in self._running:
+            if work is None or not work.is_open or not work.is_ready:
                 follow_up = self._finish(entry_id)
+            elif work.task_id in self._running:
+                # The newer entry stands for the task from now on: it was asked for because the older one was lost,
+                # or it is a repeat, and then either will do.
+                older = self._running[work.task_id]
+                self._running[work.task_id] = entry_id
+                self._held[entry_id], self._held[older] = self._held[older], held
+                follow_up = self._finish(older)
             elif work.wait:
                 follow_up = self._rest(entry_id, work.wait)
             else:
                 assert isinstance(delivery, Envelope)
-                self._running.add(work.task_id)
-                follow_up = self._attempt(delivery, work)
-            self._held[entry_id] = asyncio.create_task(self._guarded([entry_id], follow_up))
+                self._running[work.task_id] = entry_id
+                follow_up = self._attempt(delivery, work, held)
+            held.work = asyncio.create_task(self._guarded(follow_up))
 
-    async def _attempt(self, envelope: Envelope, work: Work) -> None:
+    async def _attempt(self, envelope: Envelope, work: Work, held: Held) -> None:
         """One attempt, from the handler to the acknowledgement."""
+        began = time.monotonic()
         try:
-            if envelope.deliveries > self._settings.crash_limit:
-                died = envelope.deliveries - 1
-                run = Run(Reject(f"its worker died {died} times while running it"))
-                await self._conclude(envelope, work, run, _now(), time.monotonic())
-            elif envelope.deliveries >= SUSPECT:
-                async with self._suspects:
-                    await self._run(envelope, work)
-            else:
-                await self._run(envelope, work)
+            settled = await self._settle(envelope, work, held)
         finally:
-            self._running.discard(work.task_id)
+            entry_id = self._running.pop(work.task_id)
+        await self._let_entry_go(entry_id, work, settled, began)
 
-    async def _run(self, envelope: Envelope, work: Work) -> None:
-        started_at, began = _now(), time.monotonic()
-        if self.stage.transaction is None:
-            run = await run_handler(self.stage, work.task(self.stage), self._threads)
-        else:
-            async with self._connections:
-                came_to = await self._run_in_transaction(work, started_at)
-            if isinstance(came_to, Settled):
-                await self._let_entry_go(envelope, work, came_to, began)
-                return
-            run = came_to
-        await self._conclude(envelope, work, run, started_at, began)
+    async def _settle(self, envelope: Envelope, work: Work, held: Held) -> Settled:
+        """Run the handler when it is its turn, and commit what it comes to."""
+        if envelope.deliveries > self._settings.crash_limit:
+            held.has_begun = True
+            died = envelope.deliveries - 1
+            return await self._conclude(work, Run(Reject(f"its worker died {died} times while running it")), _now())
+        turn = self._suspects if envelope.deliveries >= SUSPECT else contextlib.nullcontext()
+        async with turn, self._slots, self._connections:
+            held.has_begun = True
+            if envelope.deliveries > 1:
+                await self._let_go("counting", lambda: self._inbox.count(envelope))
+            began_at = _now()
+            if self.stage.transaction is None:
+                came_to: Run | Settled = await run_handler(self.stage, work.task(self.stage), self._threads)
+            else:
+                came_to = await self._run_in_transaction(work, began_at)
+            return came_to if isinstance(came_to, Settled) else await self._conclude(work, came_to, began_at)
 
     async def _run_in_transaction(self, work: Work, started_at: datetime) -> Run | Settled:
         """Run a handler that takes a connection; its success commits with what it wrote, anything else undoes that.
@@ -297,25 +375,26 @@ class Consumer:
         """
         for _ in range(LOST_CONNECTIONS):
             connection = await self._persist("connecting", lambda: self._engine.connect().start())
+            commits: list[object] = []
+            event.listen(connection.sync_connection, "commit", commits.append)
             try:
                 run = await run_handler(self.stage, work.task(self.stage), self._threads, connection)
+                if commits:
+                    # No retry: it would commit its writes once more.
+                    reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
+                    return Run(Reject(reason), run.error)
                 if isinstance(run.outcome, Completed):
                     return await self._commit_within(connection, Attempt(self.stage, work, run.outcome, started_at))
-                if not connection.invalidated:
-                    return run
-            except InvalidRequestError as error:
-                return Run(
-                    Retry(f"a handler must leave its transaction open, postroad commits it: {first_line(error)}")
-                )
+                is_lost = connection.invalidated and _tells_of_loss(run.outcome)
             except Exception as error:
                 run = Run(Retry(f"the transaction failed: {first_line(error)}"))
-                if not lost_connection(error):
-                    return run
+                is_lost = connection.invalidated and _tells_of_loss(error)
             finally:
                 await connection.close()
-            fresh = (await self._persist("loading", lambda: self._ledger.load(self.stage, [work.task_id]))).get(
-                work.task_id
-            )
+            if not is_lost:
+                return run
+            loaded = await self._persist("loading", lambda: self._ledger.load(self.stage, [work.task_id]))
+            fresh = loaded.get(work.task_id)
             if fresh is None or not fresh.is_open:
                 return Settled(None)
         return run
@@ -328,22 +407,20 @@ class Consumer:
             await connection.commit()
         return settled
 
-    async def _conclude(self, envelope: Envelope, work: Work, run: Run, started_at: datetime, began: float) -> None:
-        """Commit an outcome with the others of this moment, then acknowledge or park its entry."""
+    async def _conclude(self, work: Work, run: Run, started_at: datetime) -> Settled:
+        """Commit an outcome with the others of this moment."""
         attempt = Attempt(self.stage, work, run.outcome, started_at, run.error)
         try:
-            settled = await self._persist("committing", lambda: self._ledger.commit(attempt))
-        except asyncio.CancelledError:
-            raise
+            return await self._persist("committing", lambda: self._ledger.commit(attempt))
         except Exception as error:
             # Postgres refused this very outcome, and would refuse it again: say so where a person looks.
             log.exception("an outcome cannot be stored", extra=self._fields(work))
             refused = Reject(f"its outcome cannot be stored: {first_line(error)}")
-            attempt = Attempt(self.stage, work, refused, started_at)
-            settled = await self._persist("committing", lambda: self._ledger.commit(attempt))
-        await self._let_entry_go(envelope, work, settled, began)
+        attempt = Attempt(self.stage, work, refused, started_at)
+        return await self._persist("committing", lambda: self._ledger.commit(attempt))
 
-    async def _let_entry_go(self, envelope: Envelope, work: Work, settled: Settled, began: float) -> None:
+    async def _let_entry_go(self, entry_id: str, work: Work, settled: Settled, began: float) -> None:
+        """Acknowledge or park the entry of an attempt whose outcome is committed."""
         verdict = settled.verdict
         outcome = str(verdict.kind) if verdict else "superseded"
         log.log(
@@ -355,9 +432,9 @@ class Consumer:
             },
         )  # fmt: skip
         if verdict is not None and verdict.delay is not None:
-            await self._rest(envelope.entry_id, verdict.delay)
+            await self._rest(entry_id, verdict.delay)
         else:
-            await self._finish(envelope.entry_id)
+            await self._finish(entry_id)
 
     def _fields(self, work: Work) -> dict[str, Any]:
         return {
@@ -371,12 +448,15 @@ class Consumer:
     # Letting go
 
     async def _finish(self, entry_id: str) -> None:
+        held = self._held[entry_id]
         await self._acknowledging.submit(entry_id)
-        self._release(entry_id)
+        self._release(entry_id, held)
 
     async def _rest(self, entry_id: str, delay: timedelta) -> None:
+        held = self._held[entry_id]
+        held.is_parting = True
         await self._parking.submit((entry_id, delay))
-        self._release(entry_id)
+        self._release(entry_id, held)
 
     async def _acknowledge(self, entries: Sequence[str]) -> Sequence[None]:
         await self._let_go("acknowledging", lambda: self._inbox.acknowledge(entries))
@@ -386,7 +466,7 @@ class Consumer:
         await self._let_go("parking", lambda: self._inbox.park(entries))
         return [None] * len(entries)
 
-    async def _let_go(self, doing: str, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    async def _let_go(self, doing: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Tell Redis, however long it is away. What it has forgotten meanwhile needs no telling."""
         pause = Pause()
         while True:
@@ -412,11 +492,23 @@ class Consumer:
                     raise
                 if pause.is_worth_a_line() and lost_connection(error):
                     log.warning("Postgres: %s pauses: %s", doing, first_line(error))
-            await self._sleep(pause.next())
+            await asyncio.sleep(pause.next())
 
 
 def _entry_id(delivery: Delivery) -> str:
     return delivery.entry_id if isinstance(delivery, Envelope) else delivery
+
+
+def _tells_of_loss(error: BaseException | None) -> bool:
+    """True if ``error``, or what led to it, is that the connection to Postgres broke.
+
+    A connection is of no use either after a query of it was cancelled by a timeout; but then nobody lost it.
+    """
+    while error is not None:
+        if isinstance(error, DBAPIError) and error.connection_invalidated:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _now() -> datetime:

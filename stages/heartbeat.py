@@ -52,5 +52,6 @@ class Heartbeat:
         try:
             for key in self._keys:
                 self._client.set(key, 1, px=self._lease)
-        except RedisError as error:
+        except Exception as error:
+            # Whatever it is: a thread that ended here would make us look dead for good.
             log.warning("heartbeat missed: %s", error)

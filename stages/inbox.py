@@ -10,7 +10,15 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from ..core.broker import BLOCK, RETRY_CONSUMER, Keys, Scripts, group_name, is_group_missing
+from ..core.broker import (
+    BLOCK,
+    RETRY_CONSUMER,
+    Keys,
+    Scripts,
+    group_name,
+    is_group_missing,
+    reset_if_demoted,
+)
 from ..core.event import Envelope
 
 Delivery = Envelope | str
@@ -49,8 +57,9 @@ class Inbox:
                 self._group, self._consumer, {self._stream: ">"},
                 count=count, block=int(BLOCK.total_seconds() * 1000),
             )  # fmt: skip
-        except BaseException:
+        except BaseException as error:
             self._reader_id = None
+            await reset_if_demoted(self._reader, error)
             raise
         return [_delivery(entry_id, fields) for entry_id, fields in _entries(answer)]
 
@@ -60,8 +69,14 @@ class Inbox:
             await self._client.client_unblock(self._reader_id)
 
     async def recover(self, held: Collection[str], count: int) -> list[Delivery]:
-        """Entries that are pending under our own name and that we do not hold: a reply was lost."""
+        """Entries that are pending under our own name and that we do not hold: a reply was lost, nobody died."""
         return await self._reclaim(self._consumer, count, held)
+
+    async def count(self, envelope: Envelope) -> None:
+        """Count this delivery of an entry that dead workers left, just before it runs."""
+        await self._scripts.run(
+            "count", [self._stream], [self._group, self._consumer, envelope.entry_id, envelope.deliveries]
+        )
 
     async def acknowledge(self, entries: Sequence[str]) -> int:
         """Forget ``entries``, whose outcomes are committed; returns how many were still pending."""
@@ -91,7 +106,10 @@ class Inbox:
         return _reclaimed(entries), None if wait < 0 else timedelta(milliseconds=wait)
 
     async def reclaim_dead(self, count: int) -> list[Delivery]:
-        """Entries of consumers whose heartbeat has stopped, at most ``count``."""
+        """Entries of consumers whose heartbeat has stopped, at most ``count``.
+
+        Their ``deliveries`` hold this one too, but Redis hears of it only by ``count``.
+        """
         taken: list[Delivery] = []
         for owner in await self._owners():
             if owner not in (self._consumer, RETRY_CONSUMER) and len(taken) < count:
@@ -108,8 +126,7 @@ class Inbox:
 
     async def leave(self) -> None:
         """Remove our consumer from the group, if nothing is pending under its name."""
-        if self._consumer not in await self._owners():
-            await self._client.xgroup_delconsumer(self._stream, self._group, self._consumer)
+        await self._scripts.run("leave", [self._stream], [self._group, self._consumer])
 
     async def close(self) -> None:
         """Close the reader's connection; the other client is the caller's."""

@@ -92,4 +92,5 @@ class Worker:
     async def _await_stop(self) -> None:
         await self._stopping.wait()
         log.info("stopping", extra={"worker": self.name})
-        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
+        for consumer in self._consumers:
+            consumer.stop()

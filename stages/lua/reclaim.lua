@@ -7,7 +7,10 @@
 --
 -- Returns for each taken entry {id, fields, deliveries}. Asked for by owner: a query over all owners would return the
 -- oldest, which are the parked ones, and XAUTOCLAIM would take them before they are due.
-if ARGV[2] ~= ARGV[3] and redis.call('EXISTS', KEYS[2]) == 1 then return {} end
+-- The counter stays as it is: it says how many owners died with the entry in hand, and counts this delivery only when
+-- its run begins (count.lua). Else those that only wait beside a killer would be taken for killers too.
+local is_own = ARGV[2] == ARGV[3]
+if not is_own and redis.call('EXISTS', KEYS[2]) == 1 then return {} end
 local held = {}
 for i = 5, #ARGV do held[ARGV[i]] = true end
 local taken = {}
@@ -16,9 +19,9 @@ while #taken < tonumber(ARGV[4]) do
   local page = redis.call('XPENDING', KEYS[1], ARGV[1], from, '+', 100, ARGV[3])
   for _, pending in ipairs(page) do
     if not held[pending[1]] and #taken < tonumber(ARGV[4]) then
-      local claimed = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, pending[1])
+      local claimed = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, pending[1], 'RETRYCOUNT', pending[4])
       if claimed[1] and claimed[1][2] then
-        taken[#taken + 1] = {pending[1], claimed[1][2], pending[4] + 1}
+        taken[#taken + 1] = {pending[1], claimed[1][2], is_own and pending[4] or pending[4] + 1}
       else
         redis.call('XACK', KEYS[1], ARGV[1], pending[1])
       end
