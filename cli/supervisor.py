@@ -1,20 +1,24 @@
 """Run processes as children: show what they print, start them again when they die, stop them together."""
 
 import asyncio
-import contextlib
 import itertools
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import click
+
+from ..core.servers import watch
 
 _COLOURS = itertools.cycle(("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green"))
 
 RESTARTS, WINDOW = 5, 60.0
 """A child that dies more often than this, within so many seconds, is not started again."""
+
+LONGEST_LINE = 1024 * 1024
+"""Bytes of one line of a child's output that we show."""
 
 
 @dataclass
@@ -100,14 +104,33 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            limit=LONGEST_LINE,
             # Ctrl-C in the terminal is for us; we tell the children, in order.
             start_new_session=True,
         )
         assert child.process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line longer than the buffer
-            async for line in child.process.stdout:
-                self._log.write(child, line.decode("utf-8", "replace").rstrip())
-        return await child.process.wait()
+        # Should we be killed, nobody else would tell it to stop.
+        watcher = await asyncio.to_thread(watch, child.process.pid, signal.SIGTERM)
+        try:
+            async for line in _lines(child.process.stdout):
+                self._log.write(child, line)
+            return await child.process.wait()
+        finally:
+            watcher.kill()
+            await asyncio.to_thread(watcher.communicate)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """The lines of ``stream``. All of it is read, whatever it is: a child whose pipe is full would stand still."""
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # longer than the buffer, which is empty again
+            yield f"(a line of more than {LONGEST_LINE:,} bytes)"
+            continue
+        if not line:
+            return
+        yield line.decode("utf-8", "replace").rstrip()
 
 
 class Log:

@@ -230,7 +230,7 @@ class _Server:
                 pass_fds=(lock,),
                 **self._account().popen_arguments,
             )
-        self._watcher = _watch(self._process.pid, self._stop_signal)
+        self._watcher = watch(self._process.pid, self._stop_signal)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as standard_input:
             standard_input.write(self._input())
@@ -500,8 +500,11 @@ def _nobody() -> _Account:
     return _Account(account.pw_uid, account.pw_gid)
 
 
-def _watch(pid: int, stop_signal: signal.Signals) -> subprocess.Popen[bytes]:
-    """Start what stops ``pid`` when we are gone: the end of our pipe ends its ``read``."""
+def watch(pid: int, stop_signal: signal.Signals) -> subprocess.Popen[bytes]:
+    """Start what sends ``stop_signal`` to ``pid`` when we are gone: the end of our pipe ends its ``read``.
+
+    Kill it when ``pid`` has ended.
+    """
     return subprocess.Popen(
         ["/bin/sh", "-c", f"read -r _; kill -{stop_signal:d} {pid}"],
         stdin=subprocess.PIPE,
