@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import click
+from redis.exceptions import RedisError
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .. import migrations
 from ..core.backoff import Pause
+from ..core.broker import command_client
 from ..core.database import lost_connection, make_engine, sqlalchemy_url
 from ..core.errors import SchemaError, UnreachableError, first_line
 from ..core.settings import Settings, masked
@@ -29,6 +31,16 @@ async def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -
         raise
     finally:
         await engine.dispose()
+
+
+def migrate(settings: Settings) -> None:
+    """Bring the database to the newest version. Raises ``UnreachableError``."""
+    try:
+        migrations.upgrade(settings.database_url, settings.schema)
+    except Exception as error:
+        if lost_connection(error):
+            raise unreachable(settings, error) from error
+        raise
 
 
 def check_schema(settings: Settings) -> None:
@@ -61,6 +73,23 @@ async def wait_for_postgres(settings: Settings) -> None:
             if pause.is_worth_a_line():
                 click.echo(f"waiting for {error.server}: {error.reason}", err=True)
         await asyncio.sleep(pause.next())
+
+
+async def wait_for_redis(settings: Settings) -> None:
+    """Return once Redis answers; say what is waited for."""
+    pause = Pause()
+    client = command_client(settings, connections=1)
+    try:
+        while True:
+            try:
+                await client.ping()
+                return
+            except (RedisError, OSError) as error:
+                if pause.is_worth_a_line():
+                    click.echo(f"waiting for Redis at {masked(settings.redis_url)}: {first_line(error)}", err=True)
+            await asyncio.sleep(pause.next())
+    finally:
+        await client.aclose()
 
 
 def unreachable(settings: Settings, error: Exception) -> UnreachableError:

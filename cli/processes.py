@@ -25,7 +25,7 @@ from ..relay.relay import Relay
 from ..stages.deploy import record_if_new
 from ..stages.worker import Worker
 from .app import load_app, select_stages
-from .connect import wait_for_postgres
+from .connect import wait_for_postgres, wait_for_redis
 from .options import options, read_settings
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,9 @@ def relay_command(log_level: str, **given: Any) -> None:
     configure_logging(log_level)
 
     async def run() -> None:
+        relay = Relay(settings)
         await wait_for_postgres(settings)
-        relaying = asyncio.create_task(Relay(settings).run())
+        relaying = asyncio.create_task(relay.run())
         _on_stop(relaying.cancel)
         try:
             await relaying
@@ -99,13 +100,14 @@ def stage_command(names: tuple[str, ...], is_all: bool, log_level: str, **given:
 
 
 async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stage]) -> int:
+    worker = Worker(settings, stages)
     await wait_for_postgres(settings)
     engine = make_engine(settings, application="postroad stage", pool=3)
     try:
         await _record(engine, pipelines, stages, settings.schema)
     finally:
         await engine.dispose()
-    worker = Worker(settings, stages)
+    await wait_for_redis(settings)
     _on_stop(worker.stop)
     await worker.run()
     return worker.abandoned_threads

@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 from .. import migrations
-from ..core.database import lost_connection
 from ..outbox.audit import Finding, audit
 from ..stages.deploy import Deployment, deploy
 from .app import load_app
-from .connect import connection, unreachable
+from .connect import connection, migrate
 from .options import options, read_settings
 
 
@@ -27,12 +26,7 @@ def migrate_command(sql: bool, **given: Any) -> None:
     if sql:
         click.echo(migrations.upgrade_sql(settings.schema), nl=False)
         return
-    try:
-        migrations.upgrade(settings.database_url, settings.schema)
-    except Exception as error:
-        if lost_connection(error):
-            raise unreachable(settings, error) from error
-        raise
+    migrate(settings)
     click.echo(f"schema {settings.schema} is at revision {migrations.head()}", err=True)
 
 

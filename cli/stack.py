@@ -14,14 +14,13 @@ from pathlib import Path
 import aiohttp
 import click
 
-from .. import migrations
 from ..core.errors import PostroadError, SettingsError
 from ..core.pipeline import Stage
 from ..core.servers import embedded
 from ..core.settings import Settings, masked
 from ..stages.deploy import deploy
 from .app import load_app, select_stages
-from .connect import connection
+from .connect import connection, migrate
 from .supervisor import Log, Supervisor
 
 
@@ -53,7 +52,7 @@ async def stack(
     async with contextlib.AsyncExitStack() as exits:
         if not (settings.database_url and settings.redis_url):
             settings = await _with_embedded(exits, settings, folder, durable)
-        await asyncio.to_thread(migrations.upgrade, settings.database_url, settings.schema)
+        await asyncio.to_thread(migrate, settings)
         environment = {**os.environ, **settings.environment(), "PYTHONUNBUFFERED": "1"}
         if before:
             await _run_before(before, environment)

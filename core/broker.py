@@ -132,9 +132,10 @@ def _redis_url(url: str) -> str:
 
 
 def _client(settings: Settings, *, connections: int, pool_timeout: float | None, socket_timeout: float) -> "Redis":
+    url = _redis_url(settings.redis_url)
     try:
         pool = BlockingConnectionPool.from_url(
-            _redis_url(settings.redis_url),
+            url,
             max_connections=connections,
             timeout=pool_timeout,
             decode_responses=True,
