@@ -61,6 +61,7 @@ class Relay:
         pause = 0.1
         try:
             while True:
+                _heed_cancellation()
                 try:
                     async with await connect_psycopg(self._settings, application="postroad relay") as connection:
                         pause = 0.1
@@ -118,6 +119,7 @@ class _Session:
         if not is_ours:
             await self._adopt()
         while True:
+            _heed_cancellation()
             await self._tick()
             is_behind = False
             for shard in self._shards:
@@ -176,7 +178,10 @@ class _Session:
             progress.paused_until = _now() + progress.pause * random.uniform(0.5, 1)
             progress.pause = min(progress.pause * 2, LONGEST_PAUSE)
             await broker.reset_if_demoted(self._client, error)
-            log.warning("publishing to Redis pauses: %s", first_line(error), extra={"shard": shard.number})
+            log.warning(
+                "waiting for Redis at %s: %s",
+                masked(self._settings.redis_url), first_line(error), extra={"shard": shard.number},
+            )  # fmt: skip
             return False
         progress.pause = SHORTEST_PAUSE
         return is_behind
@@ -211,6 +216,7 @@ class _Session:
         return await self._publish_page(shard, previous or [], Marker(window.tick, None))
 
     async def _publish_page(self, shard: Shard, page: list[Any], then: Marker) -> bool:
+        _heed_cancellation()
         entries = [
             Entry(event.pipeline, stage, event)
             for event in page
@@ -298,6 +304,14 @@ class _Session:
         cursor = await self._connection.execute(self._sql[statement])
         row = await cursor.fetchone()
         return bool(row and row[0])
+
+
+def _heed_cancellation() -> None:
+    """Raise if we were cancelled and a library did not tell: redis-py sends by wait_for(), which before Python 3.12
+    swallows a cancellation that comes as it returns. So every loop that talks to Redis asks."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _now() -> float:
