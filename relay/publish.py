@@ -94,6 +94,10 @@ class Shard:
         marker, *missing = await self._scripts.run("inspect", keys, [group_name(*stage) for stage in held])
         return marker, [held[int(place) - 1] for place in missing]
 
+    async def check_writable(self) -> None:
+        """Raise what Redis answers if it takes no writes, being a replica, or full; changes nothing."""
+        await self._client.setrange(self._keys.marker(self.number), 0, "")
+
     async def set_marker(self, marker: Marker, *, seen: str) -> bool:
         """Set the marker if it is still ``seen``; False if somebody was first."""
         key = self._keys.marker(self.number)

@@ -29,7 +29,7 @@ async def rebuild_shard(
     only then do streams and the marker in Redis say that it was. Returns False if another relay was first.
     """
     held = [stage for stage in stages if shard.holds(*stage)]
-    asked = await _ask(connection, held, schema=schema, reason=reason)
+    asked = await _ask(connection, shard, held, schema=schema, reason=reason)
     for stage in held:
         await shard.create(*stage)
     is_ours = await shard.set_marker(Marker(tick.tick, None), seen=seen)
@@ -46,7 +46,7 @@ async def rebuild_stages(
     reason: str,
 ) -> None:
     """Ask again for what is ready at ``stages``, whose streams or groups are gone or never were, and create them."""
-    asked = await _ask(connection, stages, schema=schema, reason=reason)
+    asked = await _ask(connection, shard, stages, schema=schema, reason=reason)
     for stage in stages:
         await shard.create(*stage)
     names = ", ".join(f"{pipeline}.{stage}" for pipeline, stage in stages)
@@ -58,10 +58,13 @@ async def rebuild_stages(
 
 async def _ask(
     connection: psycopg.AsyncConnection[Any],
+    shard: Shard,
     stages: Sequence[tuple[str, str]],
     *,
     schema: str,
     reason: str,
 ) -> int:
+    # Or the outbox would fill up with what we ask for at each try, while Redis is a replica or full.
+    await shard.check_writable()
     statement, parameters = ready_stages(schema, reason=reason, stages=stages)
     return (await connection.execute(statement, parameters)).rowcount
