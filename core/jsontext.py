@@ -22,22 +22,27 @@ def decode(text: bytes) -> Any:
         string = text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnstorableError(f"the body is not UTF-8: byte {error.start} is wrong", malformed=True) from error
-    parse = partial(json.loads, object_pairs_hook=_members, parse_constant=_refuse_constant)
     try:
-        value = parse(string)
+        value = _parse(string)
     except json.JSONDecodeError as error:
         raise UnstorableError(
             f"the body is no JSON: {error.msg} in line {error.lineno}, column {error.colno}", malformed=True
         ) from error
     except RecursionError as error:
         raise UnstorableError(f"nested deeper than {DEEPEST} levels") from error
-    except UnstorableError:
+    check(value)
+    return value
+
+
+def _parse(string: str) -> Any:
+    parse = partial(json.loads, object_pairs_hook=_members, parse_constant=_refuse_constant)
+    try:
+        return parse(string)
+    except (json.JSONDecodeError, UnstorableError):
         raise
     except ValueError:
         # More digits than int() converts. As a float such a number is infinite, and check() says where it is.
-        value = parse(string, parse_int=float)
-    check(value)
-    return value
+        return parse(string, parse_int=float)
 
 
 def encode(value: Any) -> str:

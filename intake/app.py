@@ -9,8 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from opentelemetry.trace import SpanKind
+from psycopg.errors import UndefinedTable
 from redis.exceptions import RedisError
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,15 +22,18 @@ from starlette.routing import Route
 
 from ..core import broker, telemetry
 from ..core.database import is_transient, make_engine
-from ..core.errors import first_line
+from ..core.errors import SettingsError, first_line
 from ..core.settings import Settings
 from ..outbox.audit import journey
 from .lookup import find_task
-from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, unavailable
-from .requests import idempotency_key, lines, ndjson, read_body, submission
+from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, unavailable
+from .requests import idempotency_key, ndjson, read_body, submission, submissions
 from .submit import Accepted, Answer, KeyTaken, Submission, Submitter, TaskTaken, UnknownPipeline
 
 log = logging.getLogger(__name__)
+
+LARGE = 64 * 1024
+"""Bytes of a body beyond which it is read in a thread: that takes a while, and others want to be served meanwhile."""
 
 
 def create_app(settings: Settings) -> Starlette:
@@ -70,7 +75,11 @@ class Door:
     async def submit(self, request: Request) -> Response:
         """Accept one task: 202 after the commit; the same key and body again, the same answer."""
         body = await read_body(request, media_type="application/json", limit=self._settings.body_limit)
-        asked = submission(body, key=idempotency_key(request), traceparent=request.headers.get("traceparent"))
+        key, traceparent = idempotency_key(request), request.headers.get("traceparent")
+        if len(body) > LARGE:
+            asked = await asyncio.to_thread(submission, body, key=key, traceparent=traceparent)
+        else:
+            asked = submission(body, key=key, traceparent=traceparent)
         answer = await self._accept(asked)
         if not isinstance(answer, Accepted):
             raise _refusal(answer)
@@ -82,28 +91,19 @@ class Door:
     async def submit_batch(self, request: Request) -> Response:
         """Accept a task a line: 200 with an answer a line, in their order; a bad line does not spoil the rest."""
         body = await read_body(request, media_type="application/x-ndjson", limit=self._settings.batch_limit)
-        traceparent = request.headers.get("traceparent")
-        answers: list[dict[str, Any]] = []
-        waiting: list[tuple[int, Submission]] = []
-        for number, line in lines(body):
-            if number % 500 == 0:
-                await asyncio.sleep(0)  # others want to be served while we read 10,000 lines
-            answers.append({"line": number})
-            try:
-                waiting.append((len(answers) - 1, submission(line, key=None, traceparent=traceparent, allow_key=True)))
-            except Problem as problem:
-                answers[-1] |= problem.body()
+        if "idempotency-key" in request.headers:
+            raise malformed("a batch has no key of its own, but one for each line: its member idempotency_key")
+        lines = await asyncio.to_thread(self._read_lines, body, request.headers.get("traceparent"))
+        asked = [line for _, line in lines if isinstance(line, Submission)]
         try:
-            accepted = await self._submitter.submit_many([asked for _, asked in waiting])
+            answers = iter(await self._submitter.submit_many(asked))
         except Exception as error:
             raise _translated(error) from error
-        for (place, _), answer in zip(waiting, accepted, strict=True):
-            if isinstance(answer, Accepted):
-                answers[place] |= _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)}
-                answers[place] |= {"replayed": True} if answer.is_replay else {}
-            else:
-                answers[place] |= _refusal(answer).body()
-        return Response(ndjson(answers), media_type="application/x-ndjson")
+        told = [
+            {"line": number} | (line.body() if isinstance(line, Problem) else _told(next(answers)))
+            for number, line in lines
+        ]
+        return Response(ndjson(told), media_type="application/x-ndjson")
 
     async def show(self, request: Request) -> Response:
         """One task with its stage runs."""
@@ -145,12 +145,17 @@ class Door:
         return JSONResponse({"status": "alive"})
 
     async def readyz(self, request: Request) -> Response:
-        """200 if tasks can be accepted and go on: Postgres, its tables and Redis answer; else 503 that says which."""
+        """200 if tasks can be accepted: if Postgres and its tables answer; else 503, and which does not.
+
+        Names Redis too, but does not insist on it: without Redis tasks are accepted and wait in the outbox.
+        """
         checks = {"postgres": await self._check_postgres(), "redis": await self._check_redis()}
-        # Tasks are accepted without Redis: they wait in the outbox.
         is_ready = checks["postgres"] == "ok"
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return JSONResponse({"status": "ready" if is_ready else "not ready", "checks": checks}, status)
+
+    def _read_lines(self, body: bytes, traceparent: str | None) -> list[tuple[int, Submission | Problem]]:
+        return list(submissions(body, limit=self._settings.body_limit, traceparent=traceparent))
 
     async def _accept(self, asked: Submission) -> Answer:
         attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}
@@ -169,13 +174,11 @@ class Door:
         return "ok"
 
     async def _check_redis(self) -> str:
-        client = broker.command_client(self._settings, connections=1)
         try:
-            await client.ping()
-        except (RedisError, OSError) as error:
+            async with broker.command_client(self._settings, connections=1) as client:
+                await client.ping()
+        except (RedisError, OSError, SettingsError) as error:
             return first_line(error)
-        finally:
-            await client.aclose()
         return "ok"
 
 
@@ -187,6 +190,14 @@ def _accepted(answer: Accepted) -> dict[str, Any]:
         "created_at": answer.created_at.isoformat(),
         "trace_id": telemetry.trace_id(answer.traceparent),
     }
+
+
+def _told(answer: Answer) -> dict[str, Any]:
+    """The answer to a line of a batch."""
+    if not isinstance(answer, Accepted):
+        return _refusal(answer).body()
+    replayed = {"replayed": True} if answer.is_replay else {}
+    return _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)} | replayed
 
 
 def _refusal(answer: UnknownPipeline | KeyTaken | TaskTaken) -> Problem:
@@ -217,8 +228,9 @@ def _no_task(task_id: UUID) -> Problem:
 
 
 def _translated(error: Exception) -> Exception:
-    """``error`` as a problem if it says that Postgres is away."""
-    if isinstance(error, Problem) or not is_transient(error):
+    """``error`` as a problem if it says that Postgres, or what we have in it, is away."""
+    is_unmigrated = isinstance(error, DBAPIError) and isinstance(error.orig, UndefinedTable)
+    if isinstance(error, Problem) or not (is_unmigrated or is_transient(error)):
         return error
     log.warning("Postgres is not available: %s", first_line(error))
     return unavailable("Postgres")

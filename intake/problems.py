@@ -4,12 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 MEDIA_TYPE = "application/problem+json"
+
+FAULTS = 20
+"""The first so many faults of a request are named: more would make the answer larger than the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,11 @@ class Problem(Exception):
             "detail": self.detail,
         }
         if self.faults:
-            body["errors"] = [{"detail": fault.detail, "pointer": f"#{fault.pointer}"} for fault in self.faults]
+            body["errors"] = [
+                # As the fragment of a URI (RFC 6901 §6).
+                {"detail": fault.detail, "pointer": f"#{quote(fault.pointer, safe='/~')}"}
+                for fault in self.faults[:FAULTS]
+            ]
         return body | dict(self.members)
 
     def response(self) -> Response:
@@ -54,8 +62,8 @@ def malformed(detail: str) -> Problem:
 
 
 def invalid(*faults: Fault) -> Problem:
-    """422: JSON, but not what is asked for; names every fault."""
-    detail = faults[0].detail if len(faults) == 1 else f"{len(faults)} members are not valid"
+    """422: JSON, but not what is asked for; names the faults."""
+    detail = faults[0].detail if len(faults) == 1 else f"{len(faults):,} members are not valid"
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail, faults)
 
 

@@ -17,10 +17,13 @@ from .problems import Fault, Problem, invalid, malformed
 from .submit import Submission
 
 BATCH_LINES = 10_000
+"""Lines of one batch, empty ones among them: a body of nothing but newlines must cost no more than one of tasks."""
+
 LABELS = 16
 LABEL_LENGTH = 255
 
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
@@ -34,9 +37,9 @@ async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
             f"send Content-Type: {media_type}, not {given or 'none'}",
             headers={"Accept-Post": media_type},
         )
-    too_large = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", f"the body has more than {limit:,} bytes")
+    too_large = _too_large(f"the body has more than {limit:,} bytes")
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > limit:
+    if length.isdecimal() and int(length[:20]) > limit:  # int() refuses thousands of digits
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -57,8 +60,9 @@ def idempotency_key(request: Request) -> str | None:
     if not given:
         return None
     value = given[0].strip()
-    if len(value) > 1 and value[0] == value[-1] == '"':
-        value = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if value.startswith('"'):
+        quoted = _QUOTED.fullmatch(value)
+        value = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else ""
     if len(given) > 1 or not _KEY.fullmatch(value):
         raise malformed("Idempotency-Key must be one string of 1 to 255 printable ASCII characters")
     return value
@@ -101,6 +105,7 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
         raise invalid(*faults)
     return Submission(
         task_id=task_id or new_task_id(),
+        has_own_id=task_id is not None,
         pipeline=str(pipeline),
         payload=encode(document["payload"]),
         labels=encode(labels),
@@ -109,19 +114,23 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
     )
 
 
-def lines(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines of an NDJSON body that are not empty, each with its number from 1.
+def submissions(body: bytes, *, limit: int, traceparent: str | None) -> Iterator[tuple[int, Submission | Problem]]:
+    """What each line of an NDJSON body asks for, or what is wrong with it, with its number from 1; not the empty lines.
 
-    Raises a ``Problem`` with 413 if they are more than ``BATCH_LINES``.
+    A line has at most ``limit`` bytes, as a task has that comes alone. Raises a ``Problem`` with 413 if the lines are
+    more than ``BATCH_LINES``.
     """
-    numbered = [(number, line) for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
-    if len(numbered) > BATCH_LINES:
-        raise Problem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            "too-large",
-            f"the batch has {len(numbered):,} lines, {BATCH_LINES:,} at most",
-        )
-    yield from numbered
+    count = body.count(b"\n") + (not body.endswith(b"\n"))
+    if count > BATCH_LINES:
+        raise _too_large(f"the batch has {count:,} lines, {BATCH_LINES:,} at most")
+    for number, line in enumerate(body.split(b"\n"), start=1):
+        if len(line) > limit:
+            yield number, _too_large(f"the line has more than {limit:,} bytes")
+        elif line.strip():
+            try:
+                yield number, submission(line, key=None, traceparent=traceparent, allow_key=True)
+            except Problem as problem:
+                yield number, problem
 
 
 def ndjson(answers: list[dict[str, Any]]) -> bytes:
@@ -132,11 +141,11 @@ def ndjson(answers: list[dict[str, Any]]) -> bytes:
 def _task_id(value: Any, faults: list[Fault]) -> UUID | None:
     if value is None:
         return None
-    if isinstance(value, str) and len(value) == 36:
-        try:
+    try:
+        if isinstance(value, str) and str(UUID(value)) == value.lower():  # UUID() takes many other spellings
             return UUID(value)
-        except ValueError:
-            pass
+    except ValueError:
+        pass
     faults.append(Fault("a UUID of the form 01890a5d-ac96-774b-bcce-b302099a8057", "/task_id"))
     return None
 
@@ -154,6 +163,10 @@ def _labels(value: Any, faults: list[Fault]) -> dict[str, str]:
         elif not isinstance(label, str) or len(label) > LABEL_LENGTH:
             faults.append(Fault(f"a label is a string of at most {LABEL_LENGTH} characters", pointer))
     return value
+
+
+def _too_large(detail: str) -> Problem:
+    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", detail)
 
 
 def _escaped(name: str) -> str:

@@ -5,12 +5,13 @@ Whatever is submitted while a commit runs shares the next one, so a thousand cli
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -25,7 +26,7 @@ GROUP = 1000
 class Submission:
     """One task to be accepted. ``payload`` and ``labels`` are JSON text, checked; ``traceparent`` is a valid one.
 
-    Without ``key`` every submission is a new task.
+    Without ``key`` every submission is a new task. ``has_own_id``: the client chose ``task_id``.
     """
 
     task_id: UUID
@@ -34,11 +35,12 @@ class Submission:
     labels: str
     traceparent: str
     key: str | None = None
+    has_own_id: bool = False
 
     @property
     def request_hash(self) -> bytes:
         """SHA-256 of what the client asked for: the same key must not stand for two different requests."""
-        text = f"{self.pipeline}\n{self.labels}\n{self.payload}"
+        text = f"{self.pipeline}\n{self.labels}\n{self.payload}\n{self.task_id if self.has_own_id else ''}"
         return hashlib.sha256(text.encode()).digest()
 
     def traced(self, traceparent: str) -> "Submission":
@@ -116,7 +118,7 @@ async def accept(connection: AsyncConnection, group: Sequence[Submission], sql: 
     """Accept ``group`` in the transaction of ``connection``; the answers are in its order."""
     rows = await connection.exec_driver_sql(sql["accept"], _columns(group))
     answers: dict[int, Answer] = {}
-    left: list[int] = []
+    taken: dict[int, bool] = {}
     for row in rows:
         place, submission = row.place - 1, group[row.place - 1]
         if not row.is_known:
@@ -124,38 +126,38 @@ async def accept(connection: AsyncConnection, group: Sequence[Submission], sql: 
         elif row.created_at is not None:
             answers[place] = Accepted(submission.task_id, submission.pipeline, row.created_at, submission.traceparent)
         else:
-            left.append(place)
-    if left:
-        answers |= await _replay(connection, {place: group[place] for place in left}, sql)
+            taken[place] = row.is_taken
+    if taken:
+        keys = await _find_keys(connection, [group[place] for place in taken], sql)
+        for place, is_taken in taken.items():
+            submission = group[place]
+            answers[place] = _refused_or_replayed(
+                submission, keys.get((submission.pipeline, submission.key)), is_taken=is_taken
+            )
     return [answers[place] for place in range(len(group))]
 
 
-async def _replay(
-    connection: AsyncConnection, submissions: Mapping[int, Submission], sql: Statements
-) -> dict[int, Answer]:
-    """The answers for submissions whose keys were taken, from what the keys stand for."""
+async def _find_keys(
+    connection: AsyncConnection, submissions: Sequence[Submission], sql: Statements
+) -> dict[tuple[str, str | None], Row[Any]]:
     parameters = {
-        "pipeline": [submission.pipeline for submission in submissions.values()],
-        "key": [submission.key for submission in submissions.values()],
+        "pipeline": [submission.pipeline for submission in submissions],
+        "key": [submission.key for submission in submissions],
     }
     rows = await connection.exec_driver_sql(sql["find_keys"], parameters)
-    known = {(row.pipeline, row.key): row for row in rows}
-    answers: dict[int, Answer] = {}
-    for place, submission in submissions.items():
-        row = known.get((submission.pipeline, submission.key))
-        if row is None:
-            raise TimeoutError("an idempotency key was removed while it was asked for; try again")
-        if row.request_hash != submission.request_hash:
-            answers[place] = KeyTaken(submission.key or "", row.task_id)
-        else:
-            answers[place] = Accepted(
-                row.task_id,
-                row.pipeline,
-                row.created_at,
-                row.traceparent or submission.traceparent,
-                is_replay=True,
-            )
-    return answers
+    return {(row.pipeline, row.key): row for row in rows}
+
+
+def _refused_or_replayed(submission: Submission, known: Row[Any] | None, *, is_taken: bool) -> Answer:
+    """The answer to a submission whose key is ``known``, or whose task id ``is_taken``."""
+    if known is None:
+        if is_taken:
+            return TaskTaken(submission.task_id)
+        raise TimeoutError("an idempotency key was removed while it was asked for; try again")
+    if known.request_hash != submission.request_hash:
+        return KeyTaken(known.key, known.task_id)
+    traceparent = known.traceparent or submission.traceparent
+    return Accepted(known.task_id, known.pipeline, known.created_at, traceparent, is_replay=True)
 
 
 def _columns(group: Sequence[Submission]) -> dict[str, list[Any]]:

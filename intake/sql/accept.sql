@@ -1,22 +1,25 @@
 -- Accept tasks: each with its idempotency key and the event of its creation, all or nothing.
--- Parameters, arrays of one length: task_id uuid[] (each once), pipeline text[], payload text[] (JSON), labels text[]
+-- Parameters, arrays of one length: task_id uuid[], pipeline text[], payload text[] (JSON), labels text[]
 -- (JSON), key text[] (null: none), request_hash bytea[], traceparent text[].
 -- Locks the new rows. Keys are inserted in order, so that two groups that share keys cannot wait for each other; one
 -- that somebody else is about to commit is waited for.
--- Returns place bigint (from 1), is_known boolean (there is such a pipeline), created_at (null: not created, since its
--- key was there already).
+-- Leans on the primary key of task, by a lateral that the planner cannot turn into a join of the whole table.
+-- Returns place bigint (from 1), is_known boolean (there is such a pipeline), is_taken boolean (there is a task of this
+-- task_id), created_at (null: not created, since its key or its task_id was there already). A task_id that comes twice,
+-- or that somebody else is about to commit, violates task_pkey.
 with submission as materialized (
-    select s.*, pipeline.pipeline is not null as is_known
+    select s.*, pipeline.pipeline is not null as is_known, taken.task_id is not null as is_taken
       from unnest(%(task_id)s::uuid[], %(pipeline)s::text[], %(payload)s::text[], %(labels)s::text[], %(key)s::text[],
                   %(request_hash)s::bytea[], %(traceparent)s::text[])
            with ordinality as s (task_id, pipeline, payload, labels, key, request_hash, traceparent, place)
       left join postroad.pipeline using (pipeline)
+      left join lateral (select task_id from postroad.task where task.task_id = s.task_id offset 0) as taken on true
 ),
 keyed as (
     insert into postroad.intake_key (pipeline, key, request_hash, task_id)
     select pipeline, key, request_hash, task_id
       from submission
-     where is_known and key is not null
+     where is_known and not is_taken and key is not null
      order by pipeline, key, place
         on conflict do nothing
     returning task_id
@@ -25,7 +28,7 @@ created as (
     insert into postroad.task (task_id, pipeline, payload, labels, trace_id, traceparent)
     select task_id, pipeline, payload::jsonb, labels::jsonb, substr(traceparent, 4, 32), traceparent
       from submission
-     where is_known and (key is null or task_id in (select task_id from keyed))
+     where is_known and not is_taken and (key is null or task_id in (select task_id from keyed))
     returning task_id, created_at
 ),
 event as (
@@ -35,7 +38,7 @@ event as (
       join submission using (task_id)
      order by submission.place
 )
-select submission.place, submission.is_known, created.created_at
+select submission.place, submission.is_known, submission.is_taken, created.created_at
   from submission
   left join created using (task_id)
  order by submission.place

@@ -49,6 +49,7 @@ def test_what_postgres_keeps_is_decoded(text: bytes, value: Any) -> None:
         (b"[1,]", "in line 1, column"),
         (b'"\t"', "Invalid control character"),
         (b"01", "Extra data"),
+        (b"[" + b"7" * 5000, "Expecting ',' delimiter in line 1, column 5002"),
         (b"NaN", "NaN is no JSON number"),
         (b'{"a": [NaN]}', "NaN is no JSON number"),
         (b"[Infinity]", "Infinity is no JSON number"),

@@ -1,0 +1,190 @@
+"""Batches of tasks: an answer for each line, whatever is wrong with its neighbours."""
+
+import asyncio
+from dataclasses import replace
+from uuid import UUID, uuid4
+
+from postroad import Settings
+from tests.integration.door import NOTHING, Door, line, open_door, pointers, problem, raw
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+async def test_a_batch_is_answered_line_by_line_and_a_bad_line_does_not_spoil_the_rest(door: Door) -> None:
+    lines = [
+        line(payload=1),
+        b"{",
+        line(payload=2, pipeline="voyage"),
+        line(payload=3, idempotency_key="k"),
+        line(payload=4, colour="red", labels=[]),
+        rb'{"pipeline":"travel","payload":"\ud800"}',
+        b"[" * 5000,
+        line(payload=5),
+    ]
+
+    answers = await door.batch(lines)
+
+    assert [answer["line"] for answer in answers] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [answer["status"] for answer in answers] == [202, 400, 422, 202, 422, 422, 422, 202]
+    assert pointers(answers[2]) == ["#/pipeline"]
+    assert pointers(answers[4]) == ["#/colour", "#/labels"]
+    accepted = [answer["task_id"] for answer in answers if answer["status"] == 202]
+    rows = await door.road.ask("select task_id, payload from postroad.task order by payload")
+    assert [(UUID(task_id), payload) for task_id, payload in zip(accepted, (1, 3, 5), strict=True)] == rows
+    assert await door.road.count() == {"task": 3, "outbox": 3, "intake_key": 1}
+
+
+async def test_a_batch_has_a_key_for_each_line(door: Door) -> None:
+    first = await door.submit("a", payload=1)
+
+    answers = await door.batch([
+        line(payload=1, idempotency_key="a"),
+        line(payload=2, idempotency_key="a"),
+        line(payload=1, idempotency_key="b"),
+        line(payload=1, idempotency_key=None),
+        line(payload=1, idempotency_key=""),
+        line(payload=1, idempotency_key=7),
+        line(payload=1, idempotency_key="x" * 256),
+    ])  # fmt: skip
+
+    assert [answer["status"] for answer in answers] == [202, 422, 202, 202, 422, 422, 422]
+    assert [answer.get("replayed") for answer in answers[:4]] == [True, None, None, None]
+    assert answers[0]["task_id"] == answers[1]["task_id"] == first.json()["task_id"]
+    assert answers[0]["created_at"] == first.json()["created_at"]
+    assert [pointers(answer) for answer in answers[4:]] == [["#/idempotency_key"]] * 3
+
+
+async def test_a_line_that_comes_twice_in_a_batch_is_one_task(door: Door) -> None:
+    own, other = str(uuid4()), str(uuid4())
+
+    answers = await door.batch([
+        line(idempotency_key="k"),
+        line(idempotency_key="k"),
+        line(idempotency_key="k", payload="other"),
+        line(task_id=own),
+        line(task_id=own),
+        line(task_id=own, payload="other"),
+        line(task_id=other, idempotency_key="a"),
+        line(task_id=other, idempotency_key="b"),
+    ])  # fmt: skip
+
+    assert [answer["status"] for answer in answers] == [202, 202, 422, 202, 202, 422, 202, 409]
+    assert [answer.get("replayed", False) for answer in answers] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert await door.road.count() == {"task": 3, "outbox": 3, "intake_key": 3}
+
+
+async def test_the_lines_of_a_batch_are_in_the_trace_of_its_request(door: Door) -> None:
+    await door.post_batch(b"\n".join([raw(line())] * 3), traceparent=TRACEPARENT)
+
+    assert await door.road.ask("select distinct trace_id from postroad.task") == [(TRACE,)]
+
+
+async def test_each_line_of_a_batch_without_a_trace_begins_its_own(door: Door) -> None:
+    answers = await door.batch([line()] * 5)
+
+    assert len({answer["trace_id"] for answer in answers}) == 5
+
+
+async def test_a_batch_may_have_10_000_lines(door: Door) -> None:
+    answers = await door.batch(line(payload=number) for number in range(10_000))
+
+    assert [answer["line"] for answer in answers] == list(range(1, 10_001))
+    assert {answer["status"] for answer in answers} == {202}
+    assert await door.road.count("task", "outbox") == {"task": 10_000, "outbox": 10_000}
+
+
+async def test_a_batch_of_more_lines_or_bytes_is_refused_as_a_whole(door: Door) -> None:
+    lines = b'{"pipeline":"travel","payload":0}\n' * 10_001
+    wide = raw(line(payload="x" * 16 * 1024 * 1024))
+
+    assert "10,001 lines" in problem(await door.post_batch(lines), 413, "too-large")["detail"]
+    assert "16,777,216 bytes" in problem(await door.post_batch(wide), 413, "too-large")["detail"]
+    assert await door.road.count() == NOTHING
+
+
+async def test_a_line_is_no_larger_than_a_body(settings: Settings, door: Door) -> None:
+    async with open_door(replace(settings, body_limit=2048)) as client:
+        small = Door(client, door.road)
+        answers = await small.batch([line(payload="x"), line(payload="x" * 2048), raw(line()).ljust(2048)])
+
+    assert [answer["status"] for answer in answers] == [202, 413, 202]
+    assert answers[1]["type"] == "/problems/too-large"
+    assert await door.road.count("task") == {"task": 2}
+
+
+async def test_a_batch_may_be_empty(door: Door) -> None:
+    for body in (b"", b"\n", b"\r\n \n\t\n"):
+        answer = await door.post_batch(body)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+async def test_blank_lines_are_counted_and_not_answered(door: Door) -> None:
+    one = raw(line())
+
+    answers = await door.batch([b"", one, b"  ", one + b"\r", b"\r", b"7", b""])
+
+    assert [(answer["line"], answer["status"]) for answer in answers] == [(2, 202), (4, 202), (6, 422)]
+
+
+async def test_a_batch_of_nothing_but_newlines_holds_up_nobody(door: Door) -> None:
+    answer = await door.post_batch(b"\n" * 16 * 1024 * 1024)
+
+    problem(answer, 413, "too-large")
+
+
+async def test_a_key_for_a_whole_batch_is_refused(door: Door) -> None:
+    answer = await door.post_batch(raw(line()), Idempotency_Key="k")
+
+    assert "idempotency_key" in problem(answer, 400, "malformed")["detail"]
+    assert await door.road.count() == NOTHING
+
+
+async def test_others_are_served_while_a_large_batch_is_read(door: Door) -> None:
+    body = b"\n".join([raw(line(payload=[0] * 200_000))] * 4)
+    batch = asyncio.create_task(door.post_batch(body))
+    turns = 0
+
+    while not batch.done():
+        await asyncio.sleep(0.005)
+        turns += 1
+
+    assert (await batch).status_code == 200
+    assert turns > 20
+
+
+async def test_batches_with_the_same_keys_in_opposite_order_do_not_wait_for_each_other(
+    settings: Settings, door: Door
+) -> None:
+    lines = [line(idempotency_key=f"k{number}", payload=number) for number in range(500)]
+    async with open_door(settings) as another_process:
+        doors = [door, Door(another_process, door.road)]
+        for turn in range(5):
+            lines = [one | {"idempotency_key": f"{turn}-{one['payload']}"} for one in lines]
+            answers = await asyncio.gather(doors[0].batch(lines), doors[1].batch(lines[::-1]))
+            assert {one["status"] for batch in answers for one in batch} == {202}
+            assert [one["task_id"] for one in answers[0]] == [one["task_id"] for one in answers[1][::-1]]
+
+    assert await door.road.count() == {"task": 2500, "outbox": 2500, "intake_key": 2500}
+
+
+async def test_a_thousand_conflicts_hold_up_nobody(door: Door) -> None:
+    own = str(uuid4())
+    await door.submit("first", task_id=own)
+
+    answers = await door.batch(line(task_id=own, idempotency_key=f"k{number}") for number in range(1000))
+
+    assert {answer["status"] for answer in answers} == {409}
+    (committed,) = await door.road.ask(
+        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+    )
+    assert committed[0] < 200
