@@ -1,8 +1,8 @@
--- Stages that are done, or events that say so, without the other.
+-- Stages that are done, since the oldest event that is kept, or events that say so, without the other.
 select (select count(*)
           from postroad.stage_run
          where status = 'done'
-           and started_at > (select min(occurred_at) from postroad.outbox)
+           and started_at >= (select min(occurred_at) from postroad.outbox)
            and not exists (select from postroad.outbox
                             where outbox.task_id = stage_run.task_id and outbox.stage = stage_run.stage
                               and outbox.type = 'StageCompleted'))

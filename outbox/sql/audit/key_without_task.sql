@@ -1,5 +1,6 @@
--- Idempotency keys, of tasks that cannot have been pruned yet, whose task there is not.
+-- Idempotency keys, no older than the oldest event that is kept, whose task there is not: tasks are pruned only when
+-- their events are gone.
 select count(*)
   from postroad.intake_key
- where created_at > (select min(created_at) from postroad.task)
+ where created_at >= (select min(occurred_at) from postroad.outbox)
    and not exists (select from postroad.task where task.task_id = intake_key.task_id)

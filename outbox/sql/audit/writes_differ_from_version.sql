@@ -1,8 +1,8 @@
--- Tasks, younger than the oldest event that is kept, with another number of writes than their version says: each of
+-- Tasks, no older than the oldest event that is kept, with another number of writes than their version says: each of
 -- acceptance, outcome, requeue and cancellation raises it by one and appends its event.
 select count(*)
   from postroad.task
- where created_at > (select min(occurred_at) from postroad.outbox)
+ where created_at >= (select min(occurred_at) from postroad.outbox)
    and version <> (select count(*)
                      from postroad.outbox
                     where outbox.task_id = task.task_id
