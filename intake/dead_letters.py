@@ -48,9 +48,10 @@ async def requeue(
     ``by`` says who asks and ``reason`` why; both stand in the task's journey. Returns the (task, stage) pairs that
     were requeued; letters that are resolved, or whose task was cancelled, are left alone.
     """
-    statement = Statements(__package__ or "", schema)["requeue"]
-    parameters = {"dead_letter_id": list(dead_letter_ids), "resolved_by": by, "reason": reason}
-    rows = await connection.exec_driver_sql(statement, parameters)
+    sql = Statements(__package__ or "", schema)
+    ids = {"dead_letter_id": list(dead_letter_ids)}
+    await connection.exec_driver_sql(sql["hold"], ids)
+    rows = await connection.exec_driver_sql(sql["requeue"], ids | {"resolved_by": by, "reason": reason})
     requeued = [(row.task_id, row.stage) for row in rows]
     if requeued:
         tasks = {task_id for task_id, _ in requeued}

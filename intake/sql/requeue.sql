@@ -1,26 +1,16 @@
 -- Give dead letters another chance: their stages begin anew, with all their attempts.
 -- Parameters: dead_letter_id bigint[], resolved_by text, reason text (null: none given).
--- Locks the tasks by task_id, as commits do, then the letters. Only unresolved ones of tasks that were not cancelled.
+-- The caller holds the tasks (hold). Only unresolved letters of tasks that were not cancelled.
 -- A task with another dead stage stays failed until that is requeued too. Returns task_id, stage of those requeued.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
-with asked as materialized (
-    select dead_letter_id, task_id
-      from postroad.dead_letter
-     where dead_letter_id = any (%(dead_letter_id)s::bigint[]) and resolved_at is null
-),
-held as materialized (
-    select task_id
-      from postroad.task
-     where task_id in (select task_id from asked) and status = 'failed'
-     order by task_id
-       for update
-),
-letter as (
+with letter as (
     update postroad.dead_letter
        set resolved_at = now(), resolution = 'requeued', resolved_by = %(resolved_by)s
-      from asked
-      join held using (task_id)
-     where dead_letter.dead_letter_id = asked.dead_letter_id and dead_letter.resolved_at is null
+      from postroad.task
+     where dead_letter.dead_letter_id = any (%(dead_letter_id)s::bigint[])
+       and dead_letter.resolved_at is null
+       and task.task_id = dead_letter.task_id
+       and task.status = 'failed'
     returning dead_letter.task_id, dead_letter.pipeline, dead_letter.stage
 ),
 run as (
