@@ -1,14 +1,14 @@
 """Load the author's application: the pipelines that ``--app`` names."""
 
 import importlib
-import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..core.errors import AppError
+from ..core.errors import AppError, DeclarationError, first_line
 from ..core.pipeline import Pipeline, Stage
 
 
@@ -60,25 +60,42 @@ def select_stages(pipelines: Iterable[Pipeline], names: Sequence[str]) -> list[S
 
 
 def _import(place: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
     path = Path(place)
-    if path.suffix == ".py" or path.is_dir():
-        if not path.exists():
-            raise AppError(f"--app: there is no file {place}")
-        relative = path.resolve().with_suffix("")
-        if not relative.is_relative_to(here):
-            raise AppError(f"--app: {place} is not in or below the current folder")
-        place = ".".join(relative.relative_to(here).parts)
+    if path.suffix != ".py" and not path.is_dir():
+        return _import_module(place)
+    if not path.exists():
+        raise AppError(f"--app: there is no file {place}")
+    file = path.resolve()
+    if not file.is_relative_to(here):
+        raise AppError(f"--app: {place} is not in or below the current folder")
+    parts = file.relative_to(here).parts
+    module = _import_module(".".join(parts).removesuffix(".py"))
+    if file.suffix == ".py" and not file.samefile(module.__file__ or here):
+        raise AppError(f"--app: {place} has the name of another module, {module.__file__}: rename it")
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    if not name or name.startswith("."):
+        raise AppError(f"--app: {name!r} is not the name of a module")
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(name)
+    except DeclarationError:
+        raise
     except ModuleNotFoundError as error:
-        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
-            raise AppError(f"--app: there is no module {place!r} in {here} or on the path") from error
-        raise AppError(f"--app: {place} needs a module that is not installed: {error.name}") from error
-    except (SyntaxError, ImportError, ValueError) as error:
-        raise AppError(f"--app: {place} cannot be imported: {error}") from error
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise AppError(f"--app: there is no module {name!r} in {Path.cwd()} or on the path") from error
+        raise AppError(f"--app: {name} needs a module that is not installed: {error.name}") from error
+    except Exception as error:  # it is the author's code that runs here
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next(frame for frame in reversed(frames) if not frame.filename.startswith("<"))
+        where = "" if isinstance(error, SyntaxError) else f" ({frame.filename}, line {frame.lineno})"
+        raise AppError(
+            f"--app: {name} cannot be imported{where}: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _pipelines(found: Any) -> list[Pipeline]:
