@@ -1,26 +1,35 @@
 """``postroad submit``: tasks from NDJSON to the intake, with progress."""
 
 import asyncio
+import contextlib
 import io
-import itertools
 import json
 import sys
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import click
 
 from ..core.backoff import Pause
-from ..core.errors import UnreachableError
+from ..core.errors import UnreachableError, UnstorableError
+from ..core.jsontext import decode
 
 BATCH = 200
 """Lines in one request."""
 
+BATCH_BYTES = 4 * 1024 * 1024
+"""A request that has come to so many bytes takes no more lines: a quarter of what the intake accepts by default."""
+
 REQUESTS = 4
 """Requests under way at once."""
+
+Lines = list[tuple[int, bytes]]
+"""Lines as they are sent, each with its number in the source."""
 
 
 @dataclass(slots=True)
@@ -31,40 +40,75 @@ class Tally:
     replayed: int = 0
     refusals: dict[int, str] = field(default_factory=dict)
 
+    def count(self, number: int, answer: dict[str, Any]) -> None:
+        """Take note of the intake's answer to a line."""
+        if answer["status"] == 202:
+            self.accepted += 1
+            self.replayed += bool(answer.get("replayed"))
+        else:
+            self.refusals[number] = _message(answer)
+
+
+def _checked_url(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise click.BadParameter(f"{value!r} is not of the form http://host:port")
+    return value.rstrip("/")
+
 
 @click.command("submit")
 @click.argument("pipeline")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The intake.")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, callback=_checked_url, help="The intake.")
 @click.option("--patience", default=60.0, show_default=True, help="Seconds to wait for an intake that is away.")
-def submit_command(pipeline: str, file: io.BufferedReader, url: str, patience: float) -> None:
+@click.option("--run", metavar="NAME", help="Go on with a run that ended early, on the same file.")
+def submit_command(pipeline: str, file: io.BufferedIOBase, url: str, patience: float, run: str | None) -> None:
     """Submit tasks to PIPELINE, a line each: {"payload": …, "idempotency_key"?, "labels"?, "task_id"?}.
 
-    A line without an idempotency key is given one for this run, so that nothing is accepted twice when a request is
-    repeated. Prints what became of the lines; exit code 1 if any was refused.
+    A line with neither an idempotency key nor a task id is given a key made of the run's name and its number, so that
+    nothing is accepted twice when a request, or with --run the whole run, is repeated. Prints what became of the
+    lines; exit code 1 if any was refused.
     """
+    name = run or uuid.uuid4().hex
     is_terminal = sys.stderr.isatty()
+    tally = Tally()
+    # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
+    source = io.BufferedReader(file.raw) if isinstance(file, io.BufferedReader) else file
 
-    async def run() -> Tally:
+    async def send() -> None:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = (SpinnerColumn(), TextColumn("{task.completed:,} submitted"), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not is_terminal) as progress:
             bar = progress.add_task("submit", total=None)
-            return await submit(
-                url, pipeline, file, patience=patience, advance=lambda count: progress.advance(bar, count)
-            )
+            await submit(
+                url, pipeline, source, run=name, patience=patience, tally=tally,
+                advance=lambda count: progress.advance(bar, count),
+            )  # fmt: skip
 
-    tally = asyncio.run(run())
+    try:
+        asyncio.run(send())
+    except (UnreachableError, KeyboardInterrupt):
+        click.echo(f"ended early; --run {name} goes on with the same file and doubles nothing", err=True)
+        raise
+    finally:
+        _report(tally)
+    if tally.refusals:
+        raise click.exceptions.Exit(1)
+
+
+def _report(tally: Tally) -> None:
     for number, message in sorted(tally.refusals.items())[:20]:
         click.echo(f"line {number}: {message}", err=True)
     if len(tally.refusals) > 20:
         click.echo(f"… and {len(tally.refusals) - 20:,} more", err=True)
     counts = {"accepted": tally.accepted, "replayed": tally.replayed, "refused": len(tally.refusals)}
     click.echo(json.dumps(counts))
-    if tally.refusals:
-        raise click.exceptions.Exit(1)
 
 
 async def submit(
@@ -72,97 +116,152 @@ async def submit(
     pipeline: str,
     source: Iterable[bytes],
     *,
+    run: str | None = None,
     patience: float = 60,
     batch: int = BATCH,
+    tally: Tally | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Tally:
     """Submit the lines of ``source`` to the intake at ``url``, a few requests at a time.
 
-    A request that fails, or is answered 503, is repeated for ``patience`` seconds; the keys make that safe. Raises
-    ``UnreachableError`` after that.
+    A request that fails, or is answered 503, is repeated for ``patience`` seconds; the keys make that safe, and with
+    the same ``run`` the whole is safe to repeat. ``tally`` is kept while answers come in. Raises ``UnreachableError``
+    when patience is at its end.
     """
-    tally = Tally()
+    tally = Tally() if tally is None else tally
+    places = asyncio.Semaphore(REQUESTS)
     timeout = aiohttp.ClientTimeout(total=60, connect=5)
+
+    async def send(lines: Lines) -> None:
+        try:
+            for (number, _), answer in zip(lines, await intake.submit(lines), strict=True):
+                tally.count(number, answer)
+            advance(len(lines))
+        finally:
+            places.release()
+
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        waiting: set[asyncio.Task[None]] = set()
-        async for numbered in _batches(_prepared(pipeline, source, tally), batch):
-            if len(waiting) >= REQUESTS:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for request in done:
-                    request.result()
-            sending = _send(session, url, numbered, tally, patience, advance)
-            waiting.add(asyncio.create_task(sending))
-        for request in waiting:
-            await request
+        intake = _Intake(session, url, patience)
+        try:
+            async with asyncio.TaskGroup() as requests:
+                async for lines in _batches(_prepared(pipeline, source, tally, run or uuid.uuid4().hex), batch):
+                    await places.acquire()
+                    requests.create_task(send(lines))
+        except BaseExceptionGroup as failed:
+            # The first one cancelled the others.
+            raise failed.exceptions[0] from None
     return tally
 
 
-def _prepared(pipeline: str, source: Iterable[bytes], tally: Tally) -> Iterator[tuple[int, bytes]]:
-    """The lines with their pipeline and a key; those that are no JSON objects are refused here."""
-    run = uuid.uuid4().hex
+class _Intake:
+    """The other end: asked again while it is away, and in parts if a request is too large for it."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, patience: float) -> None:
+        self._session = session
+        self._url = url
+        self._patience = patience
+        self._outage = Pause()
+
+    async def submit(self, lines: Lines) -> list[dict[str, Any]]:
+        """The answer to each of ``lines``."""
+        status, text = await self._post(b"\n".join(line for _, line in lines))
+        if status == 200:
+            return [json.loads(answer) for answer in text.splitlines()]
+        if len(lines) == 1:
+            return [{"status": status, "detail": "too large for the intake"}]
+        middle = len(lines) // 2
+        return await self.submit(lines[:middle]) + await self.submit(lines[middle:])
+
+    async def _post(self, body: bytes) -> tuple[int, str]:
+        """The status of the answer, 200 or 413, and its text."""
+        pause = Pause()
+        clock = asyncio.get_running_loop().time
+        deadline: float | None = None
+        headers = {"Content-Type": "application/x-ndjson"}
+        while True:
+            try:
+                async with self._session.post(f"{self._url}/v1/tasks:batch", data=body, headers=headers) as answer:
+                    text = await answer.text(errors="replace")
+                    if answer.status in (200, 413):
+                        self._outage.reset()
+                        return answer.status, text
+                    reason = f"{answer.status} {text[:300]}"
+                    if answer.status not in (429, 502, 503, 504):
+                        raise click.ClickException(f"{self._url} answers {reason}")
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                reason = str(error) or type(error).__name__
+            deadline = deadline or clock() + self._patience
+            if clock() > deadline:
+                raise UnreachableError(f"the intake at {self._url}", reason)
+            if self._outage.is_worth_a_line():
+                click.echo(f"waiting for the intake at {self._url}: {reason}", err=True)
+            await asyncio.sleep(pause.next())
+
+
+def _prepared(pipeline: str, source: Iterable[bytes], tally: Tally, run: str) -> Iterator[tuple[int, bytes]]:
+    """The lines with their pipeline and a key; those that no intake would accept are refused here."""
     for number, line in enumerate(source, start=1):
         if not line.strip():
             continue
         try:
-            document: Any = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            tally.refusals[number] = f"no JSON: {error}"
+            document = decode(line)
+        except UnstorableError as error:
+            tally.refusals[number] = str(error)
             continue
         if not isinstance(document, dict):
             tally.refusals[number] = "not an object with the member payload"
             continue
-        document["pipeline"] = pipeline
-        document.setdefault("idempotency_key", f"submit-{run}-{number}")
+        if document.setdefault("pipeline", pipeline) != pipeline:
+            tally.refusals[number] = f"it is for the pipeline {document['pipeline']!r:.80}"
+            continue
+        if document.get("idempotency_key") is None and document.get("task_id") is None:
+            document["idempotency_key"] = f"submit-{run}-{number}"
         yield number, json.dumps(document, separators=(",", ":")).encode()
 
 
-async def _batches(lines: Iterator[tuple[int, bytes]], size: int) -> AsyncIterator[list[tuple[int, bytes]]]:
-    """Groups of ``size`` lines. Reading may block: a pipe that is slow to fill must not hold up what is under way."""
-    while True:
-        group = await asyncio.to_thread(lambda: list(itertools.islice(lines, size)))
-        if group:
-            yield group
-        if len(group) < size:
+async def _batches(lines: Iterator[tuple[int, bytes]], count: int) -> AsyncIterator[Lines]:
+    """Groups of ``count`` lines, or of fewer large ones."""
+
+    def take() -> Lines:
+        group: Lines = []
+        size = 0
+        for number, line in lines:
+            group.append((number, line))
+            size += len(line)
+            if len(group) == count or size >= BATCH_BYTES:
+                break
+        return group
+
+    while group := await _aside(take):
+        yield group
+
+
+def _aside(function: Callable[[], Lines]) -> "asyncio.Future[Lines]":
+    """Run ``function`` in a thread. Unlike with asyncio.to_thread nobody waits for it at the end: what is read from a
+    terminal or a pipe may never come."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Lines] = loop.create_future()
+
+    def settle(lines: Lines, error: Exception | None) -> None:
+        if future.done():
             return
-
-
-async def _send(
-    session: aiohttp.ClientSession,
-    url: str,
-    numbered: list[tuple[int, bytes]],
-    tally: Tally,
-    patience: float,
-    advance: Callable[[int], object],
-) -> None:
-    body = b"\n".join(line for _, line in numbered)
-    answers = await _post(session, url, body, patience)
-    for (number, _), answer in zip(numbered, answers, strict=True):
-        if answer["status"] == 202:
-            tally.accepted += 1
-            tally.replayed += bool(answer.get("replayed"))
+        if error:
+            future.set_exception(error)
         else:
-            tally.refusals[number] = _message(answer)
-    advance(len(numbered))
+            future.set_result(lines)
 
-
-async def _post(session: aiohttp.ClientSession, url: str, body: bytes, patience: float) -> list[dict[str, Any]]:
-    pause = Pause()
-    deadline = asyncio.get_running_loop().time() + patience
-    while True:
+    def run() -> None:
+        lines: Lines = []
+        error: Exception | None = None
         try:
-            headers = {"Content-Type": "application/x-ndjson"}
-            async with session.post(f"{url}/v1/tasks:batch", data=body, headers=headers) as answer:
-                text = await answer.text()
-                if answer.status == 200:
-                    return [json.loads(line) for line in text.splitlines()]
-                reason = f"{answer.status} {text[:300]}"
-                if answer.status not in (429, 502, 503, 504):
-                    raise click.ClickException(f"{url} answers {reason}")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or type(error).__name__
-        if asyncio.get_running_loop().time() > deadline:
-            raise UnreachableError(f"the intake at {url}", reason)
-        await asyncio.sleep(pause.next())
+            lines = function()
+        except Exception as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, lines, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _message(answer: dict[str, Any]) -> str:
