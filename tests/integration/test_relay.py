@@ -1164,7 +1164,7 @@ async def is_awake(post: Post) -> bool:
 async def test_nothing_that_is_open_is_lost_under_mixed_faults(
     settings: Settings, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two relays that die, replies that are lost, streams, groups and markers that go: on three shards, with traffic."""
+    """Two relays that die, replies that are lost, streams, groups and markers that go; three shards, with traffic."""
     monkeypatch.setattr(_Session, "_lead", no_lock)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201 (shown if the test fails)
