@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -44,8 +45,8 @@ SUSPECT = 3
 """From this delivery on an entry may have killed its worker, and runs with no other suspect beside it, so that those
 that merely ran beside a killer come through before the limit."""
 
-LOST_CONNECTIONS = 3
-"""How often an attempt begins anew, uncounted, because its transaction lost the server."""
+LOST_CONNECTIONS = 5
+"""How often an attempt loses its connection to Postgres, and begins anew uncounted, until it is itself suspected."""
 
 REST_AFTER_FAULT = timedelta(seconds=10)
 """How long an entry rests when we ourselves failed on it."""
@@ -291,7 +292,7 @@ class Consumer:
         fresh = [one for one in deliveries if not self._holds(_entry_id(one))]
         if not fresh:
             return
-        work = asyncio.create_task(self._guarded(self._work_on(fresh)))
+        work = asyncio.create_task(self._guarded(partial(self._work_on, fresh)))
         for delivery in fresh:
             self._held[_entry_id(delivery)] = Held(work, is_reclaimed)
 
@@ -305,10 +306,10 @@ class Consumer:
             del self._held[entry_id]
         self._has_room.set()
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do ``work``; a fault of ours must neither lose its entries nor keep their slots for ever."""
         try:
-            await work
+            await work()
         except Exception:
             ours = [entry_id for entry_id, held in self._held.items() if held.work is asyncio.current_task()]
             log.exception("a fault in the worker itself; %d entries rest", len(ours))
@@ -325,20 +326,20 @@ class Consumer:
             held = self._held[entry_id]
             work = loaded.get(delivery.task_id) if isinstance(delivery, Envelope) else None
             if work is None or not work.is_open or not work.is_ready:
-                follow_up = self._finish(entry_id)
+                follow_up = partial(self._finish, entry_id)
             elif work.task_id in self._running:
                 # The newer entry stands for the task from now on: it was asked for because the older one was lost,
                 # or it is a repeat, and then either will do.
                 older = self._running[work.task_id]
                 self._running[work.task_id] = entry_id
                 self._held[entry_id], self._held[older] = self._held[older], held
-                follow_up = self._finish(older)
+                follow_up = partial(self._finish, older)
             elif work.wait:
-                follow_up = self._rest(entry_id, work.wait)
+                follow_up = partial(self._rest, entry_id, work.wait)
             else:
                 assert isinstance(delivery, Envelope)
                 self._running[work.task_id] = entry_id
-                follow_up = self._attempt(delivery, work, held)
+                follow_up = partial(self._attempt, delivery, work, held)
             held.work = asyncio.create_task(self._guarded(follow_up))
 
     async def _attempt(self, envelope: Envelope, work: Work, held: Held) -> None:
@@ -373,11 +374,13 @@ class Consumer:
 
         If the server is lost on the way nobody knows what was committed: look, and begin anew if it was not.
         """
+        pause = Pause()
         for _ in range(LOST_CONNECTIONS):
             connection = await self._persist("connecting", lambda: self._engine.connect().start())
             commits: list[object] = []
             event.listen(connection.sync_connection, "commit", commits.append)
             try:
+                await connection.begin()
                 run = await run_handler(self.stage, work.task(self.stage), self._threads, connection)
                 if commits:
                     # No retry: it would commit its writes once more.
@@ -397,6 +400,7 @@ class Consumer:
             fresh = loaded.get(work.task_id)
             if fresh is None or not fresh.is_open:
                 return Settled(None)
+            await asyncio.sleep(pause.next())
         return run
 
     async def _commit_within(self, connection: AsyncConnection, attempt: Attempt) -> Settled:

@@ -96,6 +96,9 @@ async def run_handler(
         "messaging.message.id": str(task.task_id),
         "postroad.attempt": task.attempt,
     }
+    if _is_cancelled():
+        # The cancellation was lost on the way here, as by asyncio.wait_for before Python 3.12, which redis-py uses.
+        raise asyncio.CancelledError
     try:
         name = f"{telemetry.PROCESS} {stage.name}"
         with telemetry.span(name, SpanKind.CONSUMER, task.traceparent, attributes):
@@ -141,9 +144,12 @@ async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: A
                 return await stage.handler(task)
             if stage.transaction is AsyncConnection:
                 return await stage.handler(task, connection)
-            async with AsyncSession(connection, expire_on_commit=False) as session:
+            # In a savepoint of its own: whatever the session ends, by closing too, leaves our transaction open.
+            async with AsyncSession(
+                connection, expire_on_commit=False, join_transaction_mode="create_savepoint"
+            ) as session:
                 value = await stage.handler(task, session)
-                await session.flush()
+                await session.commit()
                 return value
     except TimeoutError as error:
         if limit.expired():

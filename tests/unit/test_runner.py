@@ -1,6 +1,7 @@
 """One attempt of a handler: whatever the handler does, it comes out as an outcome."""
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import math
@@ -317,6 +318,28 @@ async def test_cancellation_of_the_caller_comes_out_of_a_handler_that_dresses_it
             raise RuntimeError("the ride was interrupted") from error
 
     assert (await cancelled_while_running(ride, started)).cancelled()
+
+
+async def test_a_caller_whose_cancellation_was_swallowed_on_the_way_begins_nothing() -> None:
+    started = asyncio.Event()
+    ran = asyncio.Event()
+
+    async def ride(task: Task) -> None:
+        ran.set()
+
+    async def swallow_and_run() -> Run:
+        with contextlib.suppress(asyncio.CancelledError):
+            started.set()
+            await asyncio.Event().wait()
+        return await run(ride)
+
+    running = asyncio.create_task(swallow_and_run())
+    await started.wait()
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert running.cancelled()
+    assert not ran.is_set()
 
 
 async def test_a_handler_that_is_done_in_spite_of_cancellation_is_done() -> None:
