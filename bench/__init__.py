@@ -1,1 +1,1 @@
-"""Measurements; see README.md."""
+"""Measurements: `python -m bench`, see README.md."""

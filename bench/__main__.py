@@ -1,0 +1,48 @@
+"""``python -m bench``: measure, print tables, and say so if what was measured is not right."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from . import memory, swf, throughput
+
+
+def main() -> int:
+    """Run the measurement that was asked for, ``throughput`` by default. Returns the exit code."""
+    options = _parser().parse_args()
+    # Or servers and processes would be left.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    match options.measurement:
+        case "memory":
+            return memory.run(tasks=options.tasks, every=options.every)
+        case "swf":
+            return swf.run(options.log, limit=options.limit, every=options.every, seed=options.seed)
+        case "throughput":
+            return throughput.run(tasks=options.tasks, repeat=options.repeat)
+        case _:
+            return throughput.run(tasks=throughput.TASKS, repeat=1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure postroad on embedded servers.")
+    measurements = parser.add_subparsers(dest="measurement", metavar="MEASUREMENT")
+
+    drain = measurements.add_parser("throughput", help="tasks/s and CPU, beside a ceiling, as ratios (the default)")
+    drain.add_argument("--tasks", type=int, default=throughput.TASKS, help="how many are drained [%(default)s]")
+    drain.add_argument("--repeat", type=int, default=1, help="how often; the median counts [%(default)s]")
+
+    flat = measurements.add_parser("memory", help="memory of intake, relay and workers along a long run")
+    flat.add_argument("--tasks", type=int, default=200_000, help="how many travel [%(default)s]")
+    flat.add_argument("--every", type=int, default=10_000, help="a line each time so many have finished [%(default)s]")
+
+    fire = measurements.add_parser("swf", help="a job log through the provisioning example, under fire")
+    fire.add_argument("log", metavar="LOG", type=Path, help="in the Standard Workload Format, plain or gzip")
+    fire.add_argument("--limit", metavar="N", type=int, help="the first N jobs only")
+    fire.add_argument("--every", metavar="SECONDS", type=float, default=3.0, help="a fault so often [%(default)s]")
+    fire.add_argument("--seed", type=int, default=1, help="of the order of the faults [%(default)s]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
