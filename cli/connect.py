@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import click
+from alembic.util import CommandError
 from redis.exceptions import RedisError
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -34,9 +35,11 @@ async def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -
 
 
 def migrate(settings: Settings) -> None:
-    """Bring the database to the newest version. Raises ``UnreachableError``."""
+    """Bring the database to the newest version. Raises ``UnreachableError`` and, if it is newer, ``SchemaError``."""
     try:
         migrations.upgrade(settings.database_url, settings.schema)
+    except CommandError as error:
+        raise SchemaError(f"schema {settings.schema!r} is of another version of postroad: {error}") from error
     except Exception as error:
         if lost_connection(error):
             raise unreachable(settings, error) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -47,7 +48,7 @@ def list_(limit: int, as_json: bool, **given: Any) -> None:
 @click.option("--pipeline", help="Only those of this pipeline.")
 @click.option("--stage", help="Only those of stages of this name.")
 @click.option("--fingerprint", help="Only those that failed alike.")
-@click.option("--by", default=getpass.getuser, show_default="you", help="Who asks; stands in the task's journey.")
+@click.option("--by", default=lambda: _user(), show_default="you", help="Who asks; stands in the task's journey.")
 @click.option("--reason", help="Why; stands in the task's journey.")
 @click.option("--dry-run", is_flag=True, help="Say how many would be requeued, and change nothing.")
 def requeue_(ids: tuple[str, ...], is_all: bool, by: str, reason: str | None, dry_run: bool, **given: Any) -> None:
@@ -63,7 +64,7 @@ def requeue_(ids: tuple[str, ...], is_all: bool, by: str, reason: str | None, dr
     wanted = {_parsed(one) for one in ids}
     settings = read_settings(given)
 
-    async def run() -> int:
+    async def run() -> tuple[int, int]:
         async with connection(settings) as opened:
             letters = await list_dead_letters(opened, limit=None, **filters)
             if wanted:
@@ -72,12 +73,25 @@ def requeue_(ids: tuple[str, ...], is_all: bool, by: str, reason: str | None, dr
                 if missing := wanted - found:
                     raise NotFoundError(f"no unresolved dead letter: {', '.join(sorted(map(str, missing)))}")
             if dry_run:
-                return len(letters)
+                return len(letters), 0
             ids = [one["dead_letter_id"] for one in letters]
-            return len(await requeue(opened, ids, settings.schema, by=by, reason=reason))
+            return len(letters), len(await requeue(opened, ids, settings.schema, by=by, reason=reason))
 
-    count = asyncio.run(run())
-    click.echo(f"{count:,} dead letters {'would be ' if dry_run else ''}requeued", err=True)
+    matched, requeued = asyncio.run(run())
+    if dry_run:
+        click.echo(f"{matched:,} dead letters would be requeued", err=True)
+    else:
+        click.echo(f"{requeued:,} dead letters requeued", err=True)
+    if not dry_run and requeued < matched:
+        click.echo(f"{matched - requeued:,} left alone: resolved meanwhile, or their tasks are cancelled", err=True)
+
+
+def _user() -> str:
+    """Who runs this. In a container that is often a number without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 made it an OSError
+        return f"uid {os.getuid()}"
 
 
 def _parsed(text: str) -> int | UUID:

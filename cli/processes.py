@@ -51,7 +51,10 @@ def serve_command(log_level: str, **given: Any) -> None:
             server_header=False,
             timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
         )
-        await _Server(config).serve()
+        try:
+            await _Server(config).serve()
+        except SystemExit:  # with a code of uvicorn's own, after a line that says why
+            raise click.exceptions.Exit(1) from None
 
     _run(run())
 

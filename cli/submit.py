@@ -77,7 +77,8 @@ def submit_command(pipeline: str, file: io.BufferedIOBase, url: str, patience: f
     is_terminal = sys.stderr.isatty()
     tally = Tally()
     # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
-    source = io.BufferedReader(file.raw) if isinstance(file, io.BufferedReader) else file
+    is_file = isinstance(file, io.BufferedReader)
+    source = io.BufferedReader(io.FileIO(file.fileno(), closefd=False)) if is_file else file
 
     async def send() -> None:
         from rich.console import Console
@@ -180,7 +181,9 @@ class _Intake:
         headers = {"Content-Type": "application/x-ndjson"}
         while True:
             try:
-                async with self._session.post(f"{self._url}/v1/tasks:batch", data=body, headers=headers) as answer:
+                async with self._session.post(
+                    f"{self._url}/v1/tasks:batch", data=io.BytesIO(body), headers=headers
+                ) as answer:
                     text = await answer.text(errors="replace")
                     if answer.status in (200, 413):
                         self._outage.reset()

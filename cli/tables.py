@@ -32,5 +32,7 @@ def cell(value: Any) -> str:
         return value.astimezone().isoformat(sep=" ", timespec="milliseconds")
     if isinstance(value, list):
         return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        value = json.dumps(value, ensure_ascii=False)
     text = str(value).replace("\n", " ")
     return text if len(text) <= 80 else f"{text[:79]}…"

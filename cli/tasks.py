@@ -51,7 +51,7 @@ def show(task_id: UUID, as_json: bool, **given: Any) -> None:
         return
     for name, value in task.items():
         if name != "stages" and value not in (None, [], {}):
-            click.echo(f"{name:14} {json.dumps(value) if isinstance(value, dict) else cell(value)}")
+            click.echo(f"{name:14} {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else cell(value)}")
     click.echo()
     print_rows(task["stages"], ["stage", "status", "attempts", "next_retry_at", "worker", "error"], as_json=False)
     click.echo()

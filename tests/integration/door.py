@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import httpx2
 import uvicorn
+from starlette.types import ASGIApp
 
 from postroad import Settings
 from postroad.intake.app import create_app
@@ -89,10 +90,10 @@ async def open_door(settings: Settings) -> AsyncIterator[httpx2.AsyncClient]:
 
 @asynccontextmanager
 async def open_port(
-    settings: Settings, *, port: int = 0, parser: Literal["auto", "h11", "httptools"] = "auto"
+    app: ASGIApp, *, port: int = 0, parser: Literal["auto", "h11", "httptools"] = "auto"
 ) -> AsyncIterator[int]:
-    """The intake behind uvicorn, with one of its parsers of HTTP; yields the port on 127.0.0.1."""
-    config = uvicorn.Config(create_app(settings), port=port, http=parser, log_level="warning")
+    """An app behind uvicorn, with one of its parsers of HTTP; yields the port on 127.0.0.1."""
+    config = uvicorn.Config(app, port=port, http=parser, log_level="warning")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

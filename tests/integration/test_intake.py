@@ -14,6 +14,7 @@ import pytest
 from postroad import Settings
 from postroad.core.outcome import Reject
 from postroad.core.servers import Postgres
+from postroad.intake.app import create_app
 from postroad.migrations import upgrade
 from tests.integration.door import NOTHING, Door, line, open_door, open_port, pointers, problem, raw
 from tests.integration.road import TRAVEL, Road, open_road, pipeline
@@ -402,7 +403,7 @@ async def test_uploads_over_the_wire_may_be_too_large_or_break_off(
     head = b"POST /v1/tasks HTTP/1.1\r\nHost: door\r\nContent-Type: application/json\r\n"
     body = raw(line())
 
-    async with open_port(settings, parser=parser) as port, httpx2.AsyncClient() as client:
+    async with open_port(create_app(settings), parser=parser) as port, httpx2.AsyncClient() as client:
         url, headers = f"http://127.0.0.1:{port}/v1/tasks", {"Content-Type": "application/json"}
         for content in (b" " * 5_000_000, chunks(5_000)):
             problem(await client.post(url, content=content, headers=headers), 413, "too-large")

@@ -1,0 +1,538 @@
+"""The command on real servers: what it prints where, what it changes, and how it ends."""
+
+import asyncio
+import contextlib
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from postroad import Reject, Settings
+from postroad.cli.main import main
+from postroad.core.database import connect_psycopg
+from postroad.intake.app import create_app
+from tests.integration.door import open_port
+from tests.integration.road import Road
+
+ROOT = Path(__file__).parents[2]
+
+APP = """
+from postroad import Pipeline, Task
+
+travel = Pipeline("travel")
+
+@travel.stage()
+async def pack(task: Task) -> None: ...
+
+@travel.stage(after="pack")
+async def ride(task: Task) -> None: ...
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that has ended."""
+
+    code: object
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """Its stdout, which must be one JSON document."""
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Runs the command in this process, in an empty folder, with the test's servers in its environment."""
+
+    monkeypatch: pytest.MonkeyPatch
+
+    async def __call__(self, *arguments: object, stdin: bytes = b"", code: int = 0) -> Finished:
+        """Run it with ``arguments``; it must end with ``code``."""
+        finished = await asyncio.to_thread(self._run, [str(argument) for argument in arguments], stdin)
+        assert finished.code == code, finished.err
+        assert "Traceback" not in finished.err
+        return finished
+
+    def _run(self, arguments: list[str], stdin: bytes) -> Finished:
+        out, err = io.StringIO(), io.StringIO()
+        with self.monkeypatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            patched.setattr(sys, "argv", ["postroad", *arguments])
+            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            try:
+                main()
+            except SystemExit as end:
+                return Finished(end.code, out.getvalue(), err.getvalue())
+        raise AssertionError("main() returned")
+
+
+@pytest.fixture
+def command(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """The command, whose tables are those of ``settings``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    return Command(monkeypatch)
+
+
+# migrate
+
+
+async def test_migrate_makes_the_tables_once(command: Command) -> None:
+    missing = await command("audit", "--schema", "roads", code=78)
+    first = await command("migrate", "--schema", "roads")
+    again = await command("migrate", "--schema", "roads")
+
+    assert "schema 'roads' has no tables of postroad" in missing.err
+    assert "run postroad migrate" in missing.err
+    assert first == again
+    assert (first.out, first.err.startswith("schema roads is at revision ")) == ("", True)
+    assert set((await command("audit", "--schema", "roads", "--json")).data.values()) == {0}
+
+
+async def test_the_sql_of_migrate_makes_the_same_tables(command: Command, settings: Settings, road: Road) -> None:
+    script = (await command("migrate", "--schema", "roads", "--sql")).out
+
+    async with await connect_psycopg(settings, application="tests") as connection:
+        await connection.execute(script.encode())
+
+    columns = "select table_name, column_name, data_type, column_default is null from information_schema.columns"
+    ours, theirs = [
+        await road.ask(f"{columns} where table_schema = :schema order by 1, 2", schema=schema)
+        for schema in ("postroad", "roads")
+    ]
+    assert ours == theirs
+    await command("audit", "--schema", "roads")
+    await command("migrate", "--schema", "roads")
+
+
+async def test_a_schema_of_a_version_to_come_is_named(command: Command, road: Road) -> None:
+    await road.ask("update postroad.alembic_version set version_num = 'from_the_future'")
+
+    assert "from_the_future" in (await command("task", "list", code=78)).err
+    assert "from_the_future" in (await command("migrate", code=78)).err
+
+
+# deploy
+
+
+async def test_deploy_says_what_became_of_each_pipeline(command: Command, road: Road, tmp_path: Path) -> None:
+    app = tmp_path / "road_app.py"
+    app.write_text(APP.replace("travel", "commuting"))
+
+    new = await command("deploy", "road_app")
+    unchanged = await command("deploy", "--app", "road_app.py:commuting")
+    sys.modules.pop("road_app")
+    app.write_text(APP.replace("travel", "commuting").replace('after="pack"', ""))
+    changed = await command("deploy", "road_app")
+    sys.modules.pop("road_app")
+
+    assert (new.out, new.err) == ("", "commuting: version 1 (new)\n")
+    assert (unchanged.out, unchanged.err) == ("", "commuting: version 1 (unchanged)\n")
+    assert (changed.out, changed.err) == ("", "commuting: version 2 (changed)\n")
+    stages = await road.ask("select stage, after from postroad.stage where pipeline = 'commuting' order by stage")
+    assert stages == [("pack", []), ("ride", [])]
+
+
+# audit
+
+
+async def test_audit_ends_with_5_and_counts_what_does_not_hold(command: Command, road: Road) -> None:
+    task_id = await road.accept()
+    clean = await command("audit")
+    await road.ask("update postroad.task set version = 7 where task_id = :id", id=task_id)
+
+    table = await command("audit", code=5)
+    document = await command("audit", "--json", code=5)
+
+    assert {line.split()[0] for line in clean.out.splitlines()} == {"0"}
+    assert [line.split(maxsplit=1) for line in table.out.splitlines() if not line.strip().startswith("0 ")] == [
+        ["1", "a task's version counts its writes"]
+    ]
+    assert {name: count for name, count in document.data.items() if count} == {"writes_differ_from_version": 1}
+    assert clean.err == table.err == document.err == ""
+
+
+# task
+
+
+async def test_a_task_is_shown_to_people_and_to_programs(command: Command, road: Road) -> None:
+    task_id = await road.accept(payload={"to": "R\u00f4me"})
+    await road.commit(task_id, "pack")
+    await road.commit(task_id, "ride", Reject("no road\nsince the flood"))
+
+    page = (await command("task", "show", task_id)).out
+    document = (await command("task", "show", task_id, "--json")).data
+
+    for word in ("failed_at_stage:ride", "R\u00f4me", "StageDead:ride", "no road", "host:1:00000000"):
+        assert word in page
+    assert document["task_id"] == str(task_id)
+    assert [run["status"] for run in document["stages"]] == ["done", "dead"]
+    assert [event["event"] for event in document["events"]] == await road.events(task_id)
+    assert document["events"][0]["occurred_at"].startswith("20")
+
+
+async def test_a_task_that_there_is_not_ends_with_3(command: Command, road: Road) -> None:
+    unknown = uuid4()
+
+    finished = await command("task", "show", unknown, "--json", code=3)
+
+    assert (finished.out, finished.err) == ("", f"postroad: there is no task {unknown}\n")
+
+
+async def test_tasks_are_listed_the_newest_first(command: Command, road: Road) -> None:
+    first, second, third = [await road.accept() for _ in range(3)]
+    await road.complete(second)
+
+    everything = (await command("task", "list", "--json")).data
+    table = (await command("task", "list")).out.splitlines()
+
+    assert [one["task_id"] for one in everything] == [str(third), str(second), str(first)]
+    assert "payload" not in everything[0]
+    assert table[0].split()[:3] == ["task_id", "pipeline", "status"]
+    assert [line.split()[0] for line in table[1:]] == [str(third), str(second), str(first)]
+    assert [one["task_id"] for one in (await command("task", "list", "--status", "completed", "--json")).data] == [
+        str(second)
+    ]
+    assert len((await command("task", "list", "--limit", 2, "--json")).data) == 2
+    assert (await command("task", "list", "--pipeline", "voyage", "--json")).data == []
+    assert len((await command("task", "list", "--pipeline", "voyage")).out.splitlines()) == 1
+
+
+# dead
+
+
+async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:
+    """A task of which these stages are dead letters."""
+    task_id = await road.accept()
+    await road.commit(task_id, "pack")
+    for stage in stages:
+        await road.commit(task_id, stage, Reject(reason))
+    return task_id
+
+
+async def test_dead_letters_are_listed_with_what_they_have_in_common(command: Command, road: Road) -> None:
+    one, two = await die(road, "ride", "rest"), await die(road, "ride", reason="no\nhorse")
+
+    everything = (await command("dead", "list", "--json")).data
+    table = (await command("dead", "list")).out.splitlines()
+
+    assert [(letter["task_id"], letter["stage"]) for letter in everything] == [
+        (str(one), "ride"),
+        (str(one), "rest"),
+        (str(two), "ride"),
+    ]
+    assert len(table) == 4
+    assert table[3].split()[:4] == [str(everything[2]["dead_letter_id"]), str(two), "travel", "ride"]
+    for option, value, expected in (
+        ("--stage", "ride", 2),
+        ("--pipeline", "travel", 3),
+        ("--fingerprint", everything[0]["fingerprint"], 2),
+        ("--limit", 1, 1),
+        ("--pipeline", "voyage", 0),
+    ):
+        assert len((await command("dead", "list", option, value, "--json")).data) == expected
+
+
+async def test_dead_letters_are_requeued_by_id_by_task_or_by_filter(command: Command, road: Road) -> None:
+    one, two, three = await die(road, "ride", "rest"), await die(road, "ride"), await die(road, "rest")
+    letter = (await command("dead", "list", "--json")).data[2]["dead_letter_id"]
+
+    trial = await command("dead", "requeue", "--all", "--dry-run")
+    by_id = await command("dead", "requeue", letter, "--by", "ada", "--reason", "the road is open")
+    by_task = await command("dead", "requeue", one)
+    by_filter = await command("dead", "requeue", "--stage", "rest")
+    nothing = await command("dead", "requeue", "--all")
+
+    assert "4 dead letters would be requeued" in trial.err
+    assert [finished.err.split()[0] for finished in (by_id, by_task, by_filter, nothing)] == ["1", "2", "1", "0"]
+    assert {finished.out for finished in (trial, by_id, by_task, by_filter, nothing)} == {""}
+    assert await road.ask("select distinct status from postroad.task") == [("in_progress",)]
+    told = await road.ask("select data from postroad.outbox where type = 'StageRequeued' and task_id = :id", id=two)
+    assert told == [({"by": "ada", "reason": "the road is open"},)]
+    assert (await road.events(three))[-1] == "StageRequested:rest"
+    assert await road.violated() == {}
+
+
+async def test_requeueing_what_is_not_dead_ends_with_3_and_changes_nothing(command: Command, road: Road) -> None:
+    task_id = await die(road, "ride")
+    (letter,) = (await command("dead", "list", "--json")).data
+    stranger = uuid4()
+
+    finished = await command("dead", "requeue", letter["dead_letter_id"], stranger, 10**30, code=3)
+
+    assert str(stranger) in finished.err
+    assert str(10**30) in finished.err
+    assert await road.task(task_id, "status") == ("failed",)
+
+
+async def test_whoever_has_no_name_on_this_machine_can_requeue(
+    command: Command, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> str:
+        raise OSError("No username set in the environment")
+
+    await die(road, "ride")
+    monkeypatch.setattr("getpass.getuser", nobody)
+
+    assert "1 " in (await command("dead", "requeue", "--all")).err
+    ((by,),) = await road.ask("select resolved_by from postroad.dead_letter")
+    assert by.startswith("uid ")
+
+
+# submit
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
+    """The URL of an app."""
+    async with open_port(app, port=port) as opened:
+        yield f"http://127.0.0.1:{opened}"
+
+
+@dataclass
+class Moody:
+    """An intake that carries out what it is asked and then, so many times, does not say so: it answers 503."""
+
+    app: ASGIApp
+    times: int
+    requests: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        self.requests += 1
+        if self.requests > self.times:
+            return await self.app(scope, receive, send)
+
+        async def forget(message: Any) -> None: ...
+
+        await self.app(scope, receive, forget)
+        await PlainTextResponse("lost", 503)(scope, receive, send)
+
+
+def ndjson(documents: Iterable[Any]) -> bytes:
+    return b"".join(json.dumps(document).encode() + b"\n" for document in documents)
+
+
+async def test_submitted_lines_are_counted_and_refused_ones_are_named(command: Command, road: Road) -> None:
+    own = str(uuid4())
+    lines = [
+        b'{"payload": 1}',
+        b"",
+        b'{"payload": ',
+        b"[]",
+        b'{"payload": 2, "idempotency_key": "k"}',
+        b'{"payload": 3, "idempotency_key": "k"}',
+        b'{"payload": NaN}',
+        b'{"payload": {"a": 1, "a": 2}}',
+        b'{"payload": "\\ud800"}',
+        b'{"payload": "\xff"}',
+        b'{"load": 4}',
+        b'{"payload": 5, "pipeline": "voyage"}',
+        b'{"payload": 6, "pipeline": "travel"}',
+        b'{"payload": 7, "labels": {"team": 7}}\r',
+        b'{"payload": 8, "task_id": "%s"}' % own.encode(),
+        b'{"payload": 8, "task_id": "%s"}' % own.encode(),
+        b'{"payload": 9, "idempotency_key": null, "task_id": null}',
+    ]
+    async with serving(create_app(road.settings)) as url:
+        finished = await command("submit", "travel", "--url", f"{url}/", stdin=b"\n".join(lines), code=1)
+
+    assert finished.data == {"accepted": 6, "replayed": 1, "refused": 10}
+    told = dict(line.removeprefix("line ").split(": ", 1) for line in finished.err.splitlines())
+    assert {int(number): message for number, message in told.items()}.keys() == {3, 4, 6, 7, 8, 9, 10, 11, 12, 14}
+    assert "no JSON" in told["3"]
+    assert "an object with the member payload" in told["4"]
+    assert "'k'" in told["6"]
+    assert "two members named 'a' (at /payload)" in told["8"]
+    assert "/payload: a payload is required" in told["11"]
+    assert "for the pipeline 'voyage'" in told["12"]
+    assert "/labels/team: " in told["14"]
+    payloads = await road.ask("select payload from postroad.task order by payload")
+    assert payloads == [(1,), (2,), (6,), (8,), (9,)]
+
+
+async def test_an_unknown_pipeline_is_said_for_each_line(command: Command, road: Road) -> None:
+    async with serving(create_app(road.settings)) as url:
+        finished = await command("submit", "voyage", "--url", url, stdin=b'{"payload": 1}\n' * 30, code=1)
+
+    assert finished.data == {"accepted": 0, "replayed": 0, "refused": 30}
+    lines = finished.err.splitlines()
+    assert "there is no pipeline 'voyage'" in lines[0]
+    assert lines[20] == "… and 10 more"
+
+
+async def test_a_file_that_is_submitted_again_is_new_work_unless_its_lines_say_who_they_are(
+    command: Command, road: Road, tmp_path: Path
+) -> None:
+    file = tmp_path / "tasks.ndjson"
+    ids = [{"payload": 1, "task_id": str(uuid4())} for _ in range(3)]
+    file.write_bytes(ndjson([{"payload": 0}, {"payload": 1, "idempotency_key": "k"}, *ids]))
+
+    async with serving(create_app(road.settings)) as url:
+        first = await command("submit", "travel", file, "--url", url)
+        again = await command("submit", "travel", file, "--url", url)
+
+    assert first.data == {"accepted": 5, "replayed": 0, "refused": 0}
+    assert again.data == {"accepted": 5, "replayed": 4, "refused": 0}
+    assert (first.err, again.err) == ("", "")
+    assert await road.count("task") == {"task": 6}
+
+
+async def test_a_request_whose_answer_is_lost_is_repeated_and_doubles_nothing(command: Command, road: Road) -> None:
+    moody = Moody(create_app(road.settings), times=5)
+    lines = ndjson({"payload": number} | ({"idempotency_key": None} if number % 3 else {}) for number in range(1000))
+
+    async with serving(moody) as url:
+        finished = await command("submit", "travel", "--url", url, stdin=lines)
+
+    assert finished.data["accepted"] == 1000
+    assert finished.data["replayed"] >= 200
+    assert "waiting for the intake" in finished.err
+    assert moody.requests > 5
+    assert await road.ask("select count(*), count(distinct payload) from postroad.task") == [(1000, 1000)]
+
+
+async def test_an_intake_that_comes_back_is_gone_on_with(command: Command, road: Road) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    lines = ndjson({"payload": number} for number in range(3000))
+
+    submitting = asyncio.create_task(command("submit", "travel", "--url", f"http://127.0.0.1:{port}", stdin=lines))
+    await asyncio.sleep(0.3)
+    assert not submitting.done()
+    async with serving(create_app(road.settings), port):
+        while await road.count("task") == {"task": 0}:  # noqa: ASYNC110 - Postgres tells nobody
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.2)
+    async with serving(create_app(road.settings), port):
+        finished = await submitting
+
+    assert finished.data["accepted"] == 3000
+    assert f"waiting for the intake at http://127.0.0.1:{port}: " in finished.err
+    assert await road.ask("select count(*), count(distinct payload) from postroad.task") == [(3000, 3000)]
+
+
+async def test_a_run_that_ended_early_can_be_gone_on_with(command: Command, road: Road, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.ndjson"
+    file.write_bytes(ndjson({"payload": number} for number in range(900)))
+
+    async with serving(Moody(create_app(road.settings), times=1000)) as url:
+        ended = await command("submit", "travel", file, "--url", url, "--patience", 0.2, code=69)
+    before = (await road.count("task"))["task"]
+    run = ended.err.partition("--run ")[2].split()[0]
+    async with serving(create_app(road.settings)) as url:
+        finished = await command("submit", "travel", file, "--url", url, "--run", run)
+
+    assert ended.data["accepted"] == 0
+    assert "the intake at http://127.0.0.1:" in ended.err
+    assert before > 0
+    assert finished.data == {"accepted": 900, "replayed": before, "refused": 0}
+    assert await road.ask("select count(*), count(distinct payload) from postroad.task") == [(900, 900)]
+
+
+async def test_large_lines_are_sent_in_requests_that_the_intake_takes(
+    command: Command, settings: Settings, road: Road
+) -> None:
+    small = replace(settings, body_limit=50_000, batch_limit=200_000)
+    sizes = [40_000] * 30 + [60_000, 300_000]
+    lines = ndjson({"payload": f"{number:05}".ljust(size, "x")} for number, size in enumerate(sizes))
+
+    async with serving(create_app(small)) as url:
+        finished = await command("submit", "travel", "--url", url, stdin=lines, code=1)
+
+    assert finished.data == {"accepted": 30, "replayed": 0, "refused": 2}
+    assert finished.err.splitlines() == [
+        "line 31: the line has more than 50,000 bytes",
+        "line 32: too large for the intake",
+    ]
+
+
+async def test_another_server_than_an_intake_is_named(command: Command) -> None:
+    async with serving(PlainTextResponse("nothing here", 404)) as url:
+        finished = await command("submit", "travel", "--url", url, stdin=b'{"payload": 1}', code=1)
+
+    assert f"{url} answers 404 nothing here" in finished.err
+
+
+async def test_nothing_to_submit_is_no_error(command: Command) -> None:
+    finished = await command("submit", "travel", "--url", "http://127.0.0.1:1", stdin=b"\n\n")
+
+    assert finished.data == {"accepted": 0, "replayed": 0, "refused": 0}
+
+
+# Processes
+
+
+def start(settings: Settings, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+    program = [sys.executable, "-m", "postroad.cli", *arguments]
+    pipe = subprocess.PIPE
+    environment = settings.environment() | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(program, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, **more)
+
+
+def test_submitting_ends_at_once_when_it_is_interrupted_though_more_lines_may_come(settings: Settings) -> None:
+    with start(settings, "submit", "travel", "--url", "http://127.0.0.1:1") as process:
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write('{"payload": 1}\n' * 250)
+        process.stdin.flush()
+        waiting = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        code = process.wait(20)
+        err = process.stderr.read()
+
+    assert "waiting for the intake" in waiting
+    assert code == 130
+    assert "--run" in err
+    assert "Traceback" not in err
+
+
+def test_an_unreachable_intake_ends_submitting_though_more_lines_may_come(settings: Settings) -> None:
+    with start(settings, "submit", "travel", "--url", "http://127.0.0.1:1", "--patience", "0.1") as process:
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write('{"payload": 1}\n' * 250)
+        process.stdin.flush()
+        code = process.wait(20)
+        err = process.stderr.read()
+
+    assert code == 69
+    assert "Traceback" not in err
+
+
+def test_serving_on_a_port_that_is_taken_ends_with_1(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with start(settings, "serve", "--port", str(port)) as process:
+            _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert "address already in use" in err
+    assert "Traceback" not in err
+
+
+async def test_running_a_stage_that_is_not_in_force_ends_with_4(settings: Settings, road: Road, tmp_path: Path) -> None:
+    (tmp_path / "road_app.py").write_text(APP.replace("async def ride", "async def fly"))
+
+    process = start(replace(settings, app="road_app"), "stage", "fly", cwd=tmp_path)
+    _, err = await asyncio.to_thread(process.communicate, timeout=30)
+
+    assert process.returncode == 4
+    assert "has no stage 'fly': run postroad deploy" in err
