@@ -77,8 +77,9 @@ def submit_command(pipeline: str, file: io.BufferedIOBase, url: str, patience: f
     is_terminal = sys.stderr.isatty()
     tally = Tally()
     # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
-    is_file = isinstance(file, io.BufferedReader)
-    source = io.BufferedReader(io.FileIO(file.fileno(), closefd=False)) if is_file else file
+    source: Iterable[bytes] = file
+    if isinstance(file, io.BufferedReader):
+        source = io.BufferedReader(io.FileIO(file.fileno(), closefd=False))
 
     async def send() -> None:
         from rich.console import Console
