@@ -76,9 +76,9 @@ def submit_command(pipeline: str, file: io.BufferedIOBase, url: str, patience: f
     name = run or uuid.uuid4().hex
     is_terminal = sys.stderr.isatty()
     tally = Tally()
-    # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
     source: Iterable[bytes] = file
     if isinstance(file, io.BufferedReader):
+        # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
         source = io.BufferedReader(io.FileIO(file.fileno(), closefd=False))
 
     async def send() -> None:
