@@ -1,20 +1,22 @@
 """Connect, or say in one line why not."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import click
 from alembic.util import CommandError
+from psycopg.errors import InsufficientPrivilege
 from redis.exceptions import RedisError
 from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .. import migrations
 from ..core.backoff import Pause
 from ..core.broker import command_client
 from ..core.database import lost_connection, make_engine, sqlalchemy_url
-from ..core.errors import SchemaError, UnreachableError, first_line
+from ..core.errors import RefusedError, SchemaError, UnreachableError, first_line
 from ..core.settings import Settings, masked
 
 
@@ -24,12 +26,9 @@ async def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -
     await asyncio.to_thread(check_schema, settings)
     engine = make_engine(settings, application="postroad", pool=3)
     try:
-        async with engine.execution_options(isolation_level=isolation).begin() as opened:
-            yield opened
-    except Exception as error:
-        if lost_connection(error):
-            raise unreachable(settings, error) from error
-        raise
+        with _translated(settings):
+            async with engine.execution_options(isolation_level=isolation).begin() as opened:
+                yield opened
     finally:
         await engine.dispose()
 
@@ -37,25 +36,18 @@ async def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -
 def migrate(settings: Settings) -> None:
     """Bring the database to the newest version. Raises ``UnreachableError`` and, if it is newer, ``SchemaError``."""
     try:
-        migrations.upgrade(settings.database_url, settings.schema)
+        with _translated(settings):
+            migrations.upgrade(settings.database_url, settings.schema)
     except CommandError as error:
         raise SchemaError(f"schema {settings.schema!r} is of another version of postroad: {error}") from error
-    except Exception as error:
-        if lost_connection(error):
-            raise unreachable(settings, error) from error
-        raise
 
 
 def check_schema(settings: Settings) -> None:
     """Raise ``SchemaError`` unless the tables are those of this version, ``UnreachableError`` if Postgres is away."""
     engine = create_engine(sqlalchemy_url(settings.database_url), connect_args={"connect_timeout": 5})
     try:
-        with engine.connect() as opened:
+        with _translated(settings), engine.connect() as opened:
             current = migrations.current(opened, settings.schema)
-    except Exception as error:
-        if lost_connection(error):
-            raise unreachable(settings, error) from error
-        raise
     finally:
         engine.dispose()
     if current != migrations.head():
@@ -95,6 +87,15 @@ async def wait_for_redis(settings: Settings) -> None:
         await client.aclose()
 
 
-def unreachable(settings: Settings, error: Exception) -> UnreachableError:
-    """``error``, which came of a connection, as one that names the server without its password."""
-    return UnreachableError(f"Postgres at {masked(settings.database_url)}", first_line(error))
+@contextmanager
+def _translated(settings: Settings) -> Iterator[None]:
+    """What a driver says that the user can do something about, as an error of ours without the password."""
+    server = f"Postgres at {masked(settings.database_url)}"
+    try:
+        yield
+    except Exception as error:
+        if lost_connection(error):
+            raise UnreachableError(server, first_line(error)) from error
+        if isinstance(error, DBAPIError) and isinstance(error.orig, InsufficientPrivilege):
+            raise RefusedError(f"{server} refuses: {first_line(error.orig)}") from error
+        raise

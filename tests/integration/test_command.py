@@ -127,6 +127,15 @@ async def test_a_schema_of_a_version_to_come_is_named(command: Command, road: Ro
     assert "from_the_future" in (await command("migrate", code=78)).err
 
 
+async def test_what_postgres_does_not_permit_ends_with_4(command: Command, settings: Settings, road: Road) -> None:
+    stranger = f"{settings.database_url}?options=-c%20role%3Dpg_monitor"
+
+    for arguments in (["migrate", "--schema", "roads"], ["task", "list"], ["dead", "requeue", "--all"], ["audit"]):
+        finished = await command(*arguments, "--database-url", stranger, code=4)
+        assert "permission denied" in finished.err
+        assert finished.err.count("\n") == 1
+
+
 # deploy
 
 
