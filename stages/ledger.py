@@ -7,7 +7,7 @@ stage beside this one, another worker that took over, a person who cancelled) it
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -46,6 +46,9 @@ class Work:
     is_ready: bool
     attempts: int
     wait: timedelta | None
+    worker: str | None
+    """Whose outcome the latest one is, and of the attempt that began when."""
+    started_at: datetime | None
     results: dict[str, Any] | None
 
     def task(self, stage: Stage) -> Task:
@@ -157,42 +160,55 @@ class Ledger:
 
         The caller must roll back if the answer has no verdict: somebody else has settled this stage.
         """
-        (settled,) = await self._settle(connection, [attempt])
-        return settled
+        left = {0: attempt}
+        for _ in range(TRIES):
+            settled, left = await self._settle(connection, left)
+            if settled:
+                return settled[0]
+        raise _outpaced(left)
 
     async def drain(self) -> None:
         """Wait until every commit that was asked for has come to an end."""
         await self._group.drain()
 
     async def _commit_group(self, attempts: Sequence[Attempt]) -> Sequence[Settled]:
-        async with self._engine.begin() as connection:
-            return await self._settle(connection, attempts)
-
-    async def _settle(self, connection: AsyncConnection, attempts: Sequence[Attempt]) -> list[Settled]:
-        settled: list[Settled | None] = [None] * len(attempts)
-        open_attempts = dict(enumerate(attempts))
+        settled: dict[int, Settled] = {}
+        left = dict(enumerate(attempts))
         for _ in range(TRIES):
+            # Each try in a transaction of its own: with the locks of the one before, it might wait for somebody who
+            # waits for those. If a later try fails, all come again, and what was committed here is recognised.
+            async with self._engine.begin() as connection:
+                now_settled, left = await self._settle(connection, left)
+            settled |= now_settled
+            if not left:
+                return [settled[place] for place in range(len(attempts))]
+        raise _outpaced(left)
+
+    async def _settle(
+        self, connection: AsyncConnection, attempts: dict[int, Attempt]
+    ) -> tuple[dict[int, Settled], dict[int, Attempt]]:
+        """Write what attempts have come to; returns those that are settled, and those to be decided again.
+
+        The latter are as loaded anew, since somebody else wrote their task. Locks tasks in the first statement alone.
+        """
+        settled: dict[int, Settled] = {}
+        outpaced: dict[int, Attempt] = {}
+        while attempts:
             # One outcome of a task at a time: the second one sees the version that the first one leaves.
-            turn = {attempt.work.task_id: place for place, attempt in reversed(open_attempts.items())}
-            verdicts = {place: open_attempts[place].verdict() for place in turn.values()}
-            written = await self._write(connection, [(open_attempts[place], verdicts[place]) for place in verdicts])
-            for task_id, place in turn.items():
-                if task_id in written:
-                    settled[place] = Settled(verdicts[place])
-                    del open_attempts[place]
-            if not open_attempts:
-                break
-            for place, fresh in (await self._reload(connection, open_attempts)).items():
-                if fresh is None:
-                    settled[place] = Settled(None)
-                    del open_attempts[place]
+            turn = {attempt.work.task_id: place for place, attempt in reversed(attempts.items())}
+            verdicts = {place: attempts[place].verdict() for place in turn.values()}
+            written = await self._write(connection, [(attempts[place], verdicts[place]) for place in verdicts])
+            settled |= {turn[task_id]: Settled(verdicts[turn[task_id]]) for task_id in written}
+            left = {place: attempt for place, attempt in attempts.items() if place not in settled}
+            attempts = {}
+            for place, fresh in (await self._reload(connection, left)).items():
+                if isinstance(fresh, Settled):
+                    settled[place] = fresh
+                elif fresh.work.task_id in written:
+                    attempts[place] = fresh
                 else:
-                    open_attempts[place] = fresh
-            if not open_attempts:
-                break
-        if open_attempts:
-            raise TimeoutError(f"{len(open_attempts)} tasks were written by others {TRIES} times in a row")
-        return [one for one in settled if one is not None]
+                    outpaced[place] = fresh
+        return settled, outpaced
 
     async def _write(self, connection: AsyncConnection, decided: Sequence[tuple[Attempt, Verdict]]) -> set[UUID]:
         """Run the commit statement; the tasks that it took."""
@@ -216,16 +232,25 @@ class Ledger:
         rows = await connection.exec_driver_sql(self._sql["commit"], parameters)
         return {task_id for (task_id,) in rows}
 
-    async def _reload(self, connection: AsyncConnection, attempts: dict[int, Attempt]) -> dict[int, Attempt | None]:
-        """The attempts on the tasks as they are now; ``None`` where nothing is left to do."""
+    async def _reload(
+        self, connection: AsyncConnection, attempts: Mapping[int, Attempt]
+    ) -> dict[int, Attempt | Settled]:
+        """The attempts on the tasks as they are now, or what they have come to where nothing is left to decide."""
         stages = {attempt.stage.full_name: attempt.stage for attempt in attempts.values()}
-        fresh: dict[int, Attempt | None] = {}
+        fresh: dict[int, Attempt | Settled] = {}
         for full_name, stage in stages.items():
             places = [place for place, attempt in attempts.items() if attempt.stage.full_name == full_name]
-            work = await self._load(connection, stage, [attempts[place].work.task_id for place in places])
+            loaded = await self._load(connection, stage, [attempts[place].work.task_id for place in places])
             for place in places:
-                now = work.get(attempts[place].work.task_id)
-                fresh[place] = replace(attempts[place], work=now) if now and now.is_open else None
+                attempt = attempts[place]
+                now = loaded.get(attempt.work.task_id)
+                if now is None or not now.is_open or not now.is_ready:
+                    fresh[place] = Settled(None)
+                elif (now.worker, now.started_at) == (self._worker, attempt.started_at):
+                    # This very outcome was committed before, and we were not told.
+                    fresh[place] = Settled(replace(attempt.verdict(), attempts=now.attempts, delay=now.wait))
+                else:
+                    fresh[place] = replace(attempt, work=now)
         return fresh
 
     async def _load(self, connection: AsyncConnection, stage: Stage, tasks: list[UUID]) -> dict[UUID, Work]:
@@ -233,6 +258,10 @@ class Ledger:
             self._sql["load"], {"pipeline": stage.pipeline, "stage": stage.name, "task_id": tasks}
         )
         return {row.task_id: Work(**row._mapping) for row in rows}
+
+
+def _outpaced(left: Mapping[int, Attempt]) -> TimeoutError:
+    return TimeoutError(f"{len(left)} tasks were written by others {TRIES} times in a row")
 
 
 def _line(reason: str) -> str:

@@ -1,8 +1,9 @@
 -- What a worker must know to run one stage of each of several tasks.
 -- Parameters: pipeline text, stage text, task_id uuid[]. Locks nothing. Leans on the primary keys, by laterals that the
--- planner cannot turn into a join of whole tables. No row for a task that is gone or a stage that is not deployed. Returns for each: task_id, version, payload, labels, created_at, traceparent;
--- is_open (there is something to do), is_ready (all stages before are done), attempts, wait (until a retry is due,
--- interval), results (of the stages that are done, by stage).
+-- planner cannot turn into a join of whole tables. No row for a task that is gone or a stage that is not deployed.
+-- Returns for each: task_id, version, payload, labels, created_at, traceparent; is_open (there is something to do),
+-- is_ready (all stages before are done); of the latest outcome: attempts, wait (until a retry is due, interval), worker,
+-- started_at; and results (of the stages that are done, by stage).
 select task.task_id,
        task.version,
        task.payload,
@@ -15,6 +16,8 @@ select task.task_id,
        stage.after <@ task.stages_done as is_ready,
        coalesce(run.attempts, 0) as attempts,
        greatest(run.next_retry_at - clock_timestamp(), interval '0') as wait,
+       run.worker,
+       run.started_at,
        case when task.stages_done <> '{}' then
            (select jsonb_object_agg(done.stage, done.result)
               from postroad.stage_run as done

@@ -34,6 +34,8 @@ def work_after(attempts: int) -> Work:
         is_ready=True,
         attempts=attempts,
         wait=None,
+        worker=None,
+        started_at=None,
         results=None,
     )
 
