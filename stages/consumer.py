@@ -42,8 +42,8 @@ RECLAIM = 0.5
 """Seconds between two looks for entries that are due."""
 
 SUSPECT = 3
-"""From this delivery on an entry may have killed its worker, and runs with no other suspect beside it, so that those
-that merely ran beside a killer come through before the limit."""
+"""From this delivery on, or the last that the limit allows, an entry may have killed its worker, and runs with no other
+suspect beside it, so that those that merely ran beside a killer come through before the limit."""
 
 LOST_CONNECTIONS = 5
 """How often an attempt loses its connection to Postgres, and begins anew uncounted, until it is itself suspected."""
@@ -357,7 +357,8 @@ class Consumer:
             held.has_begun = True
             died = envelope.deliveries - 1
             return await self._conclude(work, Run(Reject(f"its worker died {died} times while running it")), _now())
-        turn = self._suspects if envelope.deliveries >= SUSPECT else contextlib.nullcontext()
+        is_suspect = envelope.deliveries >= min(SUSPECT, max(2, self._settings.crash_limit))
+        turn = self._suspects if is_suspect else contextlib.nullcontext()
         async with turn, self._slots, self._connections:
             held.has_begun = True
             if envelope.deliveries > 1:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from ..core.broker import (
     BLOCK,
@@ -23,6 +24,10 @@ from ..core.event import Envelope
 
 Delivery = Envelope | str
 """An entry that was delivered: its envelope, or only its id if it is none of ours or was deleted."""
+
+
+PAGE = 100
+"""Entries that one script moves at most: it keeps all of Redis waiting, for some 40 µs an entry."""
 
 
 class Inbox:
@@ -94,10 +99,14 @@ class Inbox:
 
         A delay of 0 hands an entry back at once.
         """
-        arguments: list[str | int] = [self._group, self._consumer, RETRY_CONSUMER]
-        for entry_id, delay in entries:
-            arguments += (entry_id, max(0, round(delay.total_seconds() * 1000)))
-        return int(await self._scripts.run("park", [self._stream, self._due], arguments))
+        left = [(entry_id, max(0, round(delay.total_seconds() * 1000))) for entry_id, delay in entries]
+        parked = 0
+        for start in range(0, len(left), PAGE):
+            arguments: list[str | int] = [self._group, self._consumer, RETRY_CONSUMER]
+            for pair in left[start : start + PAGE]:
+                arguments += pair
+            parked += int(await self._scripts.run("park", [self._stream, self._due], arguments))
+        return parked
 
     async def reclaim_due(self, count: int) -> tuple[list[Delivery], timedelta | None]:
         """Parked entries that are due, at most ``count``, and the time until the next one is (``None``: none)."""
@@ -106,13 +115,15 @@ class Inbox:
         return _reclaimed(entries), None if wait < 0 else timedelta(milliseconds=wait)
 
     async def reclaim_dead(self, count: int) -> list[Delivery]:
-        """Entries of consumers whose heartbeat has stopped, at most ``count``.
+        """Entries of consumers whose heartbeat has stopped, at most ``count``; those that have none left are removed.
 
         Their ``deliveries`` hold this one too, but Redis hears of it only by ``count``.
         """
         taken: list[Delivery] = []
-        for owner in await self._owners():
-            if owner not in (self._consumer, RETRY_CONSUMER) and len(taken) < count:
+        for owner, pending in await self._dead():
+            if not pending:
+                await self._scripts.run("leave", [self._stream], [self._group, owner])
+            elif len(taken) < count:
                 taken += await self._reclaim(owner, count - len(taken), ())
         return taken
 
@@ -132,15 +143,19 @@ class Inbox:
         """Close the reader's connection; the other client is the caller's."""
         await self._reader.aclose()
 
-    async def _owners(self) -> list[str]:
-        """The consumers that have pending entries."""
+    async def _dead(self) -> list[tuple[str, int]]:
+        """The consumers that seem to be dead, and how many entries are pending under their names."""
         try:
-            summary = await self._client.xpending(self._stream, self._group)
-        except Exception as error:
-            if is_group_missing(error):
+            consumers: Any = await self._client.xinfo_consumers(self._stream, self._group)
+        except ResponseError as error:
+            if is_group_missing(error) or str(error).startswith("no such key"):
                 return []
             raise
-        return [consumer["name"] for consumer in summary["consumers"]]
+        others = [one for one in consumers if one["name"] not in (self._consumer, RETRY_CONSUMER)]
+        if not others:
+            return []
+        alive = await self._client.mget([self._keys.alive(self._shard, one["name"]) for one in others])
+        return [(one["name"], one["pending"]) for one, lives in zip(others, alive, strict=True) if not lives]
 
     async def _reclaim(self, owner: str, count: int, held: Collection[str]) -> list[Delivery]:
         alive = self._keys.alive(self._shard, owner)

@@ -12,7 +12,7 @@ end
 if parked <= redis.call('ZCARD', KEYS[2]) then return '' end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', 1000, ARGV[2])
+local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', 250, ARGV[2])
 for _, pending in ipairs(page) do redis.call('ZADD', KEYS[2], 'NX', now, pending[1]) end
-if #page < 1000 then return '' end
+if #page < 250 then return '' end
 return page[#page][1]

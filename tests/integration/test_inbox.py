@@ -359,6 +359,26 @@ async def test_parked_entries_are_never_taken_for_those_of_a_dead_consumer(road:
     assert (await road.pending())[added[0]] == (RETRY_CONSUMER, 0)
 
 
+async def test_dead_consumers_that_left_nothing_are_removed_from_the_group(road: Road) -> None:
+    me, idle, dead, live = (road.inbox(name) for name in ("me", "idle", "dead", "live"))
+    await road.live("live")
+    added = await road.add(5)
+    for inbox in (idle, dead, live):
+        await inbox.read(1)
+    await idle.acknowledge(added[:1])
+    await live.acknowledge(added[2:3])
+    await me.read(1)
+    await me.park([(added[3], HOUR)])
+    assert await road.consumers() == {"me", "idle", "dead", "live", RETRY_CONSUMER}
+
+    assert ids(await me.reclaim_dead(1)) == added[1:2]
+    assert await road.consumers() == {"me", "dead", "live", RETRY_CONSUMER}
+    assert await me.reclaim_dead(1) == []
+
+    assert await road.consumers() == {"me", "live", RETRY_CONSUMER}
+    assert ids(await live.read(1)) == added[4:]
+
+
 async def test_two_who_take_over_at_once_take_each_entry_once(road: Road) -> None:
     heirs = [road.inbox(f"heir-{number}") for number in range(4)]
     for heir in range(4):
@@ -665,22 +685,22 @@ async def test_no_command_takes_long_beside_20000_parked_entries(own_road: Road)
     await own_road.client.config_set("slowlog-log-slower-than", 50_000)
     await own_road.client.slowlog_reset()
 
-    for start in range(0, 20_000, 1000):
-        await me.park((entry_id, HOUR) for entry_id in added[start : start + 1000])
+    await me.park((entry_id, HOUR) for entry_id in added)
     assert await own_road.client.zcard(own_road.due) == 20_000
-    fresh = await own_road.add(2000)
-    assert ids(await me.read(1000)) == fresh[:1000]
-    assert ids(await dead.read(1000)) == fresh[1000:]
-    assert ids(await me.reclaim_dead(500)) == fresh[1000:1500]
-    assert ids(await me.recover(fresh[:1000], 500)) == fresh[1000:1500]
-    assert (await me.reclaim_due(500))[0] == []
+    fresh = await own_road.add(400)
+    assert ids(await me.read(200)) == fresh[:200]
+    assert ids(await dead.read(200)) == fresh[200:]
+    assert ids(await me.reclaim_dead(100)) == fresh[200:300]
+    assert ids(await me.recover(fresh[:200], 100)) == fresh[200:300]
+    assert (await me.reclaim_due(100))[0] == []
     await me.relist()
-    await me.park((entry_id, NOW) for entry_id in fresh[:1000])
-    assert set(ids((await me.reclaim_due(1000))[0])) == set(fresh[:1000])
-    assert await me.acknowledge(fresh[:1000]) == 1000
+    await me.park((entry_id, NOW) for entry_id in fresh[:100])
+    assert set(ids((await me.reclaim_due(100))[0])) == set(fresh[:100])
+    assert await me.acknowledge(fresh[:200]) == 200
     await own_road.client.delete(own_road.due)
     await me.relist()
-    assert len((await me.reclaim_due(1000))[0]) == 1000
+    assert await own_road.client.zcard(own_road.due) == 20_000
+    assert len((await me.reclaim_due(100))[0]) == 100
     await me.leave()
 
     slow: list[dict[str, Any]] = await own_road.client.slowlog_get(10)
