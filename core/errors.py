@@ -13,6 +13,9 @@ class PostroadError(Exception):
         ├── UnstorableError            a value is no JSON, or none that Postgres can keep: change the value
         ├── UnreachableError           a server does not answer: start it, or correct its URL
         ├── SchemaError                the database lacks our tables or has other ones: postroad migrate
+        ├── EmbeddedServersMissing     the embedded servers are not installed: install them, or name others
+        ├── ServerStartError           an embedded server did not start; the message ends with its log
+        ├── StackError                 a process of postroad up did not come up; its last lines say why
         ├── NotFoundError              no such task, stage or dead letter
         └── RefusedError               the thing asked for does not fit the state that things are in
 
