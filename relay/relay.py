@@ -26,6 +26,7 @@ from ..outbox.ticks import Tick, Ticks, Window
 from .publish import Entry, Marker, Publication, Shard
 from .rebuild import rebuild_shard, rebuild_stages
 from .route import Route, Routes
+from .sweep import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,14 @@ class _Session:
         self._last, is_ours = await self._ticks.last()
         if not is_ours:
             await self._adopt()
+        sweeping = asyncio.create_task(Sweep(self._settings, self._client).run())
+        try:
+            await self._relay()
+        finally:
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+
+    async def _relay(self) -> None:
         while True:
             _heed_cancellation()
             await self._tick()

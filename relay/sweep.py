@@ -1,0 +1,119 @@
+"""Find single entries that were lost, and ask for their stages again.
+
+A deleted entry or a removed consumer leaves the stream and its group in place, so nothing tells a rebuild. But once an
+entry was delivered it is pending until its outcome is committed. So a stage that was ready before the oldest entry that
+still waits to be delivered, and is not among the pending ones, has lost its entry. Waiting in a long backlog is not
+loss. No clock of Redis takes part: both times are Postgres' own.
+"""
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from ..core.broker import Keys, Scripts, group_name
+from ..core.database import Statements, connect_psycopg
+from ..core.errors import first_line
+from ..core.settings import Settings
+from ..outbox.request import ready_stages
+from ..outbox.ticks import Ticks
+from .publish import Marker
+
+log = logging.getLogger(__name__)
+
+LIMIT = 1000
+"""Tasks of one stage that are looked at in one round."""
+
+PAGE = 200
+"""Pending entries that are read in one call: about a millisecond for Redis."""
+
+
+class Sweep:
+    """Looks at one stage after another, slowly, for as long as its relay works.
+
+    ``client`` stays the caller's. ``margin`` is how long a stage must have been ready: longer than an event may take
+    from its commit to the stream; by default two leases.
+    """
+
+    def __init__(self, settings: Settings, client: Redis, *, margin: timedelta | None = None) -> None:
+        self._settings = settings
+        self._margin = margin or settings.lease * 2
+        self._sql = Statements(__package__ or "", settings.schema)
+        self._keys = Keys(settings.prefix, settings.shards)
+        self._client = client
+        self._scripts = Scripts(__package__ or "", client)
+
+    async def run(self) -> None:
+        """Sweep until cancelled, two rounds in each margin. Of servers that are away the relay complains."""
+        while True:
+            await asyncio.sleep(self._margin.total_seconds() / 2)
+            try:
+                async with await connect_psycopg(self._settings, application="postroad sweep") as connection:
+                    await self.round(connection)
+            except (psycopg.Error, RedisError, OSError) as error:
+                log.info("sweeping pauses: %s", first_line(error))
+
+    async def round(self, connection: psycopg.AsyncConnection[Any]) -> int:
+        """Look at every stage once; returns how many stages of tasks were asked for again."""
+        cursor = await connection.execute(self._sql["routes"])
+        return sum([await self._sweep(connection, row[0], row[1]) for row in await cursor.fetchall()])
+
+    async def _sweep(self, connection: psycopg.AsyncConnection[Any], pipeline: str, stage: str) -> int:
+        stream, group = self._keys.stream(pipeline, stage), group_name(pipeline, stage)
+        shard = self._keys.shard_of(pipeline, stage)
+        before = await self._delivered_before(connection, shard, stream, group)
+        if before is None:
+            return 0
+        parameters = {"pipeline": pipeline, "stage": stage, "before": before, "limit": LIMIT}
+        rows = await (await connection.execute(self._sql["overdue"], parameters)).fetchall()
+        # In this order: an entry that is settled in between is gone from the pending ones, but it was ready when
+        # we looked. To ask for it again does no harm.
+        overdue = {task_id for (task_id,) in rows}
+        if overdue:
+            overdue -= await self._pending(stream, group)
+        if not overdue:
+            return 0
+        statement, values = ready_stages(
+            self._settings.schema, reason="sweep", stages=[(pipeline, stage)], tasks=overdue
+        )
+        asked = (await connection.execute(statement, values)).rowcount
+        if asked:
+            log.warning("the entries of %d tasks at %s.%s were lost; asked for again", asked, pipeline, stage)
+        return asked
+
+    async def _delivered_before(
+        self, connection: psycopg.AsyncConnection[Any], shard: int, stream: str, group: str
+    ) -> datetime | None:
+        """Events of before this moment have been delivered; ``None`` if that cannot be said (a rebuild's affair)."""
+        ticks = Ticks(connection, self._settings.schema)
+        last, is_ours = await ticks.last()
+        # The marker first: what it says was true when we looked, and only grows.
+        marker = Marker.parse(str(await self._client.get(self._keys.marker(shard)) or ""))
+        if marker is None or marker.position is not None or not is_ours:
+            return None
+        is_quiet = not await ticks.is_news(last)
+        state, *rest = await self._scripts.run("horizon", [stream], [group])
+        if state == "missing":
+            return None
+        parameters = {"tick": marker.tick, "is_quiet": is_quiet}
+        row = await (await connection.execute(self._sql["published_until"], parameters)).fetchone()
+        if row is None:
+            return None
+        published: datetime = row[0]
+        if state == "waiting":
+            published = min(published, datetime.fromtimestamp(int(rest[0]) / 1000, UTC))
+        return published - self._margin
+
+    async def _pending(self, stream: str, group: str) -> set[UUID]:
+        tasks: set[UUID] = set()
+        position = "-"
+        while position:
+            last, *page = await self._scripts.run("pending", [stream], [group, position, PAGE])
+            tasks.update(UUID(task) for task in page)
+            position = f"({last}" if last else ""
+        return tasks
