@@ -1,8 +1,8 @@
 -- Accept tasks: each with its idempotency key and the event of its creation, all or nothing.
 -- Parameters, arrays of one length: task_id uuid[], pipeline text[], payload text[] (JSON), labels text[]
 -- (JSON), key text[] (null: none), request_hash bytea[], traceparent text[].
--- Locks the new rows. Keys are inserted in order, so that two groups that share keys cannot wait for each other; one
--- that somebody else is about to commit is waited for.
+-- Locks the new rows. All keys are inserted before any task, and both in order, so that two groups that share some
+-- cannot wait for each other; one that somebody else is about to commit is waited for.
 -- Leans on the primary key of task, by a lateral that the planner cannot turn into a join of the whole table.
 -- Returns place bigint (from 1), is_known boolean (there is such a pipeline), is_taken boolean (there is a task of this
 -- task_id), created_at (null: not created, since its key or its task_id was there already). A task_id that comes twice,
@@ -29,6 +29,7 @@ created as (
     select task_id, pipeline, payload::jsonb, labels::jsonb, substr(traceparent, 4, 32), traceparent
       from submission
      where is_known and not is_taken and (key is null or task_id in (select task_id from keyed))
+     order by task_id
     returning task_id, created_at
 ),
 event as (
