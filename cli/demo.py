@@ -30,7 +30,7 @@ from .supervisor import Log
 
 EXAMPLE = "examples.provisioning"
 
-KILLS = ((0.1, "relay"), (0.3, "allocate"), (0.5, "launch"))
+KILLS = ((0.1, "relay"), (0.3, "provisioning.allocate"), (0.5, "provisioning.launch"))
 """Which process is killed when so large a share of the tasks has finished."""
 
 BATCH = 20

@@ -42,7 +42,7 @@ class Stack:
 async def stack(
     settings: Settings, *, folder: Path, log: Log, before: str | None = None, durable: bool = True
 ) -> AsyncIterator[Stack]:
-    """Bring everything up, and down again at the end: intake first, so that nothing new comes in.
+    """Bring everything up, and down again at the end, also if the caller is cancelled while it comes up.
 
     Servers that the settings do not name are embedded ones, their data in ``folder``; ``durable`` is their ``fsync``.
     ``before`` is a command that is run after the migration, with ``DATABASE_URL`` and ``REDIS_URL`` set: the
@@ -68,7 +68,7 @@ async def stack(
         supervisor.start("intake", [*program, "serve"], environment)
         supervisor.start("relay", [*program, "relay"], environment)
         for stage in stages:
-            supervisor.start(stage.name, [*program, "stage", stage.full_name], environment)
+            supervisor.start(stage.full_name, [*program, "stage", stage.full_name], environment)
         url = f"http://{settings.host}:{port}"
         await _wait_until_ready(url, supervisor)
         yield Stack(replace(settings, port=port), stages, supervisor, url)
@@ -80,26 +80,36 @@ async def _with_embedded(exits: contextlib.AsyncExitStack, settings: Settings, f
         raise SettingsError(f"{missing} is not set: name both servers, or neither to have embedded ones")
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     running = embedded(folder, fsync=durable, appendonly=True)
-    servers = await asyncio.to_thread(running.__enter__)
+    starting = asyncio.create_task(asyncio.to_thread(running.__enter__))
 
     async def stop() -> None:
-        await asyncio.to_thread(running.__exit__, None, None, None)
+        await asyncio.wait({starting})
+        if not starting.exception():
+            await asyncio.to_thread(running.__exit__, None, None, None)
 
     exits.push_async_callback(stop)
+    servers = await asyncio.shield(starting)
     click.echo(f"postgres  {masked(servers.database_url)}", err=True)
     click.echo(f"redis     {masked(servers.redis_url)}", err=True)
     return replace(settings, database_url=servers.database_url, redis_url=servers.redis_url)
 
 
 async def _run_before(command: str, environment: dict[str, str]) -> None:
-    arguments = shlex.split(command)
-    if arguments and arguments[0] in ("python", "python3"):
-        arguments[0] = sys.executable
     try:
-        process = await asyncio.create_subprocess_exec(*arguments, env=environment)
-    except OSError as error:
-        raise StackError(f"--before {command!r} cannot be run: {error.strerror}") from error
-    if code := await process.wait():
+        program, *arguments = shlex.split(command)
+        if program in ("python", "python3"):
+            program = sys.executable
+        process = await asyncio.create_subprocess_exec(program, *arguments, env=environment)
+    except (OSError, ValueError) as error:
+        raise StackError(f"--before {command!r} cannot be run: {error}") from error
+    try:
+        code = await process.wait()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        raise
+    if code:
         raise StackError(f"--before {command!r} ended with code {code}")
 
 

@@ -53,7 +53,8 @@ class Supervisor:
         """Set when a child has died too often and was given up."""
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Start a child and keep it running."""
+        """Start a child and keep it running. Its name must be its own."""
+        assert name not in self._children, name
         child = Child(name, command, environment)
         self._children[name] = child
         self._watchers.append(asyncio.create_task(self._keep(child)))
@@ -109,6 +110,8 @@ class Supervisor:
             start_new_session=True,
         )
         assert child.process.stdout is not None
+        if self._is_stopping:
+            child.process.terminate()  # stop() came too early to know it
         # Should we be killed, nobody else would tell it to stop.
         watcher = await asyncio.to_thread(watch, child.process.pid, signal.SIGTERM)
         try:

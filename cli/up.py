@@ -1,6 +1,7 @@
 """``postroad up``: everything in one terminal."""
 
 import asyncio
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -29,23 +30,27 @@ def up_command(app_name: str | None, before: str | None, data: Path, **given: An
     settings = read_settings(given | {"app": app_name or given["app"]})
 
     async def run() -> None:
-        stopping = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stopping.set)
         async with stack(settings, folder=data, log=Log(), before=before) as running:
             click.echo(f"intake    {running.url}/v1/tasks", err=True)
             click.echo(f"stages    {', '.join(stage.full_name for stage in running.stages)}", err=True)
             click.echo("Ctrl-C stops it all.", err=True)
-            stop = asyncio.create_task(stopping.wait())
-            failed = asyncio.create_task(running.supervisor.failed.wait())
-            await asyncio.wait({stop, failed}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            failed.cancel()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-            if not stopping.is_set():
-                raise StackError("a process could not be kept running; its last lines say why")
-            click.echo("stopping", err=True)
+            await running.supervisor.failed.wait()
+            raise StackError("a process could not be kept running; its last lines say why")
 
-    asyncio.run(run())
+    async def run_until_told() -> None:
+        loop = asyncio.get_running_loop()
+        running = asyncio.create_task(run())
+
+        def stop() -> None:
+            for number in signals:
+                loop.remove_signal_handler(number)  # the next one ends us at once
+            click.echo("stopping", err=True)
+            running.cancel()
+
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, stop)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run_until_told())

@@ -1,5 +1,6 @@
 """A database with a pipeline deployed, and the outcomes that workers would commit to it, without workers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -87,6 +88,14 @@ class Road:
         async with self.engine.connect() as connection:
             steps = await journey(connection, task_id, self.settings.schema)
         return [f"{step.type}:{step.stage}" if step.stage else step.type for step in steps]
+
+    async def until_waiting(self, count: int) -> None:
+        """Return once so many statements on this database wait for other transactions."""
+        statement = (
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        while (await self.ask(statement))[0][0] < count:  # noqa: ASYNC110 - Postgres tells nobody
+            await asyncio.sleep(0.01)
 
     async def violated(self) -> dict[str, int]:
         """The invariants that do not hold, each with its count of violations."""

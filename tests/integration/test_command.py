@@ -8,18 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import psutil
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from postroad import Reject, Settings
 from postroad.cli.main import main
+from postroad.cli.stack import StackError, stack
+from postroad.cli.supervisor import Log
 from postroad.core.database import connect_psycopg
 from postroad.intake.app import create_app
 from tests.integration.door import open_port
@@ -489,47 +492,65 @@ async def test_nothing_to_submit_is_no_error(command: Command) -> None:
 # Processes
 
 
-def start(settings: Settings, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def started(settings: Settings, *arguments: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process of the command, which has ended when the block ends."""
     program = [sys.executable, "-m", "postroad.cli", *arguments]
-    pipe = subprocess.PIPE
     environment = settings.environment() | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(program, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, **more)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        program, env=environment, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> str:
+    """What it has written to stderr, up to the line that holds ``word``."""
+    assert process.stderr
+    read = ""
+    while word not in read:
+        line = process.stderr.readline()
+        assert line, read
+        read += line
+    return read
+
+
+def feed(process: subprocess.Popen[str]) -> None:
+    """More lines than fit into one request, and stdin stays open."""
+    assert process.stdin
+    process.stdin.write('{"payload": 1}\n' * 250)
+    process.stdin.flush()
 
 
 def test_submitting_ends_at_once_when_it_is_interrupted_though_more_lines_may_come(settings: Settings) -> None:
-    with start(settings, "submit", "travel", "--url", "http://127.0.0.1:1") as process:
-        assert process.stdin
-        assert process.stderr
-        process.stdin.write('{"payload": 1}\n' * 250)
-        process.stdin.flush()
-        waiting = process.stderr.readline()
+    with started(settings, "submit", "travel", "--url", "http://127.0.0.1:1") as process:
+        feed(process)
+        read_until(process, "waiting for the intake")
         process.send_signal(signal.SIGINT)
         code = process.wait(20)
-        err = process.stderr.read()
+        err = read_until(process, "--run")
 
-    assert "waiting for the intake" in waiting
     assert code == 130
-    assert "--run" in err
     assert "Traceback" not in err
 
 
 def test_an_unreachable_intake_ends_submitting_though_more_lines_may_come(settings: Settings) -> None:
-    with start(settings, "submit", "travel", "--url", "http://127.0.0.1:1", "--patience", "0.1") as process:
-        assert process.stdin
-        assert process.stderr
-        process.stdin.write('{"payload": 1}\n' * 250)
-        process.stdin.flush()
+    with started(settings, "submit", "travel", "--url", "http://127.0.0.1:1", "--patience", "0.1") as process:
+        feed(process)
         code = process.wait(20)
-        err = process.stderr.read()
+        err = read_until(process, "postroad: the intake at http://127.0.0.1:1 does not answer: ")
 
     assert code == 69
     assert "Traceback" not in err
 
 
-def test_serving_on_a_port_that_is_taken_ends_with_1(settings: Settings) -> None:
+def test_serving_on_a_port_that_is_taken_ends_with_1(settings: Settings, road: Road) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with start(settings, "serve", "--port", str(port)) as process:
+        with started(settings, "serve", "--port", str(port)) as process:
             _, err = process.communicate(timeout=30)
 
     assert process.returncode == 1
@@ -537,11 +558,68 @@ def test_serving_on_a_port_that_is_taken_ends_with_1(settings: Settings) -> None
     assert "Traceback" not in err
 
 
-async def test_running_a_stage_that_is_not_in_force_ends_with_4(settings: Settings, road: Road, tmp_path: Path) -> None:
+def test_running_a_stage_that_is_not_in_force_ends_with_4(settings: Settings, road: Road, tmp_path: Path) -> None:
     (tmp_path / "road_app.py").write_text(APP.replace("async def ride", "async def fly"))
 
-    process = start(replace(settings, app="road_app"), "stage", "fly", cwd=tmp_path)
-    _, err = await asyncio.to_thread(process.communicate, timeout=30)
+    with started(replace(settings, app="road_app"), "stage", "fly", cwd=tmp_path) as process:
+        _, err = process.communicate(timeout=30)
 
     assert process.returncode == 4
     assert "has no stage 'fly': run postroad deploy" in err
+
+
+TWO_ROADS = (
+    APP
+    + """
+back = Pipeline("return")
+back.stage("relay")(pack)
+back.stage("pack", after="relay")(pack)
+"""
+)
+
+
+def test_up_runs_and_ends_stages_of_one_name_in_two_pipelines(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "road_app.py").write_text(TWO_ROADS)
+
+    with started(replace(settings, port=0), "up", "road_app", cwd=tmp_path) as process:
+        err = read_until(process, "Ctrl-C stops it all.")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert "travel.pack, travel.ride, return.relay, return.pack" in err
+    assert len(family) >= 6
+    assert not any(one.is_running() for one in family)
+
+
+def test_up_can_be_stopped_while_it_starts(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "road_app.py").write_text(APP)
+    code = "import os, sys, time; print('before', os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
+
+    with started(
+        replace(settings, port=0), "up", "road_app", "--before", f'python -c "{code}"', cwd=tmp_path
+    ) as process:
+        before = int(read_until(process, "before").split()[-1])
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+    assert process.returncode == 0
+    assert not psutil.pid_exists(before)
+
+
+async def test_a_command_before_that_fails_is_told(
+    settings: Settings, command: Command, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    (tmp_path / "road_app.py").write_text(APP)
+    settings = replace(settings, app="road_app")
+
+    for before, message in (
+        ("no-such-program", "No such file"),
+        ("it's", "No closing quotation"),
+        (" ", "cannot be run"),
+        ("false", "ended with code 1"),
+    ):
+        with subtests.test(before=before), pytest.raises(StackError, match=message):
+            async with stack(settings, folder=tmp_path, log=Log(), before=before):
+                pass

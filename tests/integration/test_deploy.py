@@ -214,18 +214,11 @@ async def test_workers_of_two_versions_that_start_at_once_record_one_of_them(roa
     async with road.engine.begin() as connection:
         await record_if_new(connection, old, ["pack"], road.settings.schema)
         late = asyncio.create_task(start(road, new, "pack"))
-        await is_waiting_for_a_lock(road)
+        await road.until_waiting(1)
     await late
 
     assert await version(road, "return") == 1
     assert await graph(road, "return") == {"pack": []}
-
-
-async def is_waiting_for_a_lock(road: Road) -> None:
-    """Return once a statement on this database waits for another transaction."""
-    statement = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    while await road.ask(statement) == [(0,)]:  # noqa: ASYNC110 - Postgres tells nobody
-        await asyncio.sleep(0.01)
 
 
 async def test_a_worker_of_the_graph_in_force_changes_and_says_nothing(

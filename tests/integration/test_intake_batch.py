@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 from uuid import UUID, uuid4
 
+from sqlalchemy import text
+
 from postroad import Settings
 from tests.integration.door import NOTHING, Door, line, open_door, pointers, problem, raw
 
@@ -168,16 +170,26 @@ async def test_others_are_served_while_a_large_batch_is_read(door: Door) -> None
 async def test_batches_with_the_same_keys_in_opposite_order_do_not_wait_for_each_other(
     settings: Settings, door: Door
 ) -> None:
-    lines = [line(idempotency_key=f"k{number}", payload=number) for number in range(500)]
+    keys = [f"key-{number:03}" for number in range(300)]
+    hold = text(
+        "insert into postroad.intake_key (pipeline, key, request_hash, task_id)"
+        " values ('travel', 'key-150', '', gen_random_uuid())"
+    )
     async with open_door(settings) as another_process:
         doors = [door, Door(another_process, door.road)]
-        for turn in range(5):
-            lines = [one | {"idempotency_key": f"{turn}-{one['payload']}"} for one in lines]
-            answers = await asyncio.gather(doors[0].batch(lines), doors[1].batch(lines[::-1]))
-            assert {one["status"] for batch in answers for one in batch} == {202}
-            assert [one["task_id"] for one in answers[0]] == [one["task_id"] for one in answers[1][::-1]]
+        async with door.road.engine.connect() as connection:
+            await connection.execute(hold)
+            batches = [
+                asyncio.create_task(one.batch(line(idempotency_key=key) for key in order))
+                for one, order in zip(doors, (keys, keys[::-1]), strict=True)
+            ]
+            await door.road.until_waiting(2)
+            await connection.rollback()
+        first, second = [await batch for batch in batches]
 
-    assert await door.road.count() == {"task": 2500, "outbox": 2500, "intake_key": 2500}
+    assert {answer["status"] for answer in (*first, *second)} == {202}
+    assert [answer["task_id"] for answer in first] == [answer["task_id"] for answer in second[::-1]]
+    assert await door.road.count() == {"task": 300, "outbox": 300, "intake_key": 300}
 
 
 async def test_a_thousand_conflicts_hold_up_nobody(door: Door) -> None:
