@@ -29,6 +29,9 @@ LEASE = timedelta(seconds=3)
 PROGRESS = 10.0
 """Seconds between two lines of progress."""
 
+POLL = 0.3
+"""Seconds between two looks: each counts all tasks."""
+
 
 def run(log: Path, *, limit: int | None, every: float, seed: int) -> int:
     """Submit ``log``, do harm every ``every`` seconds, print what became of it. Returns 5 if something is wrong."""
@@ -72,7 +75,7 @@ def _travel(deployment: Deployment, havoc: Havoc, log: Path, *, limit: int | Non
                     flush=True,
                 )
                 next_line = now + PROGRESS
-            time.sleep(0.1)
+            time.sleep(POLL)
 
 
 @contextmanager
@@ -107,6 +110,12 @@ def _report(deployment: Deployment, havoc: Havoc, accepted: int, seconds: float)
     print(
         f"terminal    {terminal:,} ({', '.join(f'{count:,} {status}' for status, count in sorted(statuses.items()))})"
     )
+    reasons = deployment.query(
+        "select regexp_replace(reason, '[0-9]+', 'N', 'g') as alike, count(*) from postroad.dead_letter"
+        " group by alike order by count(*) desc"
+    )
+    for reason, count in reasons:
+        print(f"            {count:,} failed: {reason}")
     print(f"audit       {len(audited)} invariants, {sum(audited.values())} violations")
     print(f"example     {len(example)} invariants, {sum(example.values())} violations")
     for name, violations in (audited | example).items():
