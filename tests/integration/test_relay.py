@@ -16,6 +16,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from postroad import Event, Pipeline, Reject, Retry, Settings, append
 from postroad.core import broker
@@ -24,7 +25,7 @@ from postroad.core.database import connect_psycopg
 from postroad.core.errors import SchemaError
 from postroad.core.servers import Postgres, Valkey
 from postroad.migrations import upgrade
-from postroad.outbox.ticks import PAGE, Ticks
+from postroad.outbox.ticks import PAGE, Appended, Ticks
 from postroad.relay import relay as module
 from postroad.relay.publish import Entry, Marker, Publication, Shard
 from postroad.relay.relay import Relay, _Session
@@ -61,9 +62,9 @@ class Post:
     async def tasks_at(self, stage: str, pipeline: Pipeline = FORK) -> list[UUID]:
         return [task for _, task in await self.arrived(stage, pipeline)]
 
-    async def has(self, tasks: Iterable[UUID], stage: str = "start") -> bool:
-        """True if all of ``tasks`` have arrived at a stage."""
-        return set(tasks) <= set(await self.tasks_at(stage))
+    async def has(self, tasks: Iterable[UUID], stage: str = "start", *, since: int = 0) -> bool:
+        """True if all of ``tasks`` have arrived at a stage, after the first ``since`` entries."""
+        return set(tasks) <= set((await self.tasks_at(stage))[since:])
 
     async def receives(self, tasks: Iterable[UUID], stage: str = "start") -> None:
         """Wait until all of ``tasks`` have arrived at a stage."""
@@ -94,11 +95,14 @@ class Post:
 
     async def is_asleep(self) -> bool:
         """True if a relay has announced that it sleeps."""
-        return bool(await self.holders("postroad.asleep"))
+        return bool(await self.holders("asleep"))
+
+    async def is_awake(self) -> bool:
+        return not await self.is_asleep()
 
     async def counts_on_awake(self) -> bool:
         """True if a transaction is open that appended while the relay was awake."""
-        return bool(await self.holders("postroad.asleep", "ShareLock"))
+        return bool(await self.holders("asleep", "ShareLock"))
 
     async def holders(self, lock: str, mode: str = "ExclusiveLock") -> list[int]:
         """The processes of Postgres that hold one of our locks."""
@@ -106,7 +110,7 @@ class Post:
             "select pid from pg_locks where locktype = 'advisory' and granted and mode = %s"
             " and database = (select oid from pg_database where datname = current_database())"
             " and (classid::bigint << 32 | objid::bigint) = hashtextextended(%s, 0)",
-            (mode, lock),
+            (mode, f"{self.settings.schema}.{lock}"),
         )
         return [pid for (pid,) in await cursor.fetchall()]
 
@@ -368,7 +372,7 @@ async def test_tables_in_another_schema_are_relayed(settings: Settings, monkeypa
     other = replace(settings, schema="other_road")
     async with open_post(other, FORK) as post, relaying(other):
         await post.caught_up()
-        await until(lambda: is_any(post.holders("other_road.asleep")))
+        await until(post.is_asleep)
 
         tasks = [await post.road.accept(FORK) for _ in range(3)]
 
@@ -388,7 +392,7 @@ async def test_one_of_several_relays_works_and_another_takes_over(post: Post, ca
             accepted += [await post.road.accept(FORK) for _ in range(20)]
             await post.receives(accepted)
             assert sum(message.startswith("relaying from") for message in caplog.messages) == ended + 1
-            (leader,) = await post.holders("postroad.relay")
+            (leader,) = await post.holders("relay")
             await post.road.ask("select pg_terminate_backend(:pid)", pid=leader)
         await post.caught_up()
         assert not any(relay.done() for relay in relays)
@@ -459,14 +463,85 @@ def count_calls(
     return calls
 
 
+# The page and its marker.
+
+
+def entry(stage: str, number: int = 1) -> Entry:
+    return Entry(FORK.name, stage, Appended(number, UUID(int=number), FORK.name, "StageRequested", stage, None, number))
+
+
+async def test_a_page_and_its_marker_go_in_together_or_not_at_all(post: Post) -> None:
+    shard = Shard(0, post.keys, post.client)
+    await shard.create(FORK.name, "left")
+    await shard.create(FORK.name, "right")
+    assert await shard.set_marker(Marker(7, None), seen="")
+    page = [entry("left", 1), entry("right", 2), entry("left", 3)]
+
+    async def stands() -> tuple[str, list[UUID], list[UUID]]:
+        return await post.marker(), await post.tasks_at("left"), await post.tasks_at("right")
+
+    for stage in ("meet", "arrive"):
+        refused = await shard.publish([*page, entry(stage)], seen="7:end", then=Marker(8, None))
+        assert refused is Publication.MISSING
+    await post.client.xgroup_destroy(post.keys.stream(FORK.name, "right"), group_name(FORK.name, "right"))
+    assert await shard.publish(page, seen="7:end", then=Marker(8, None)) is Publication.MISSING
+    await shard.create(FORK.name, "right")
+    for seen in ("", "6:end", "7:1", "7:en"):
+        assert await shard.publish(page, seen=seen, then=Marker(8, None)) is Publication.MOVED
+    assert await stands() == ("7:end", [], [])
+
+    assert await shard.publish(page, seen="7:end", then=Marker(8, 3)) is Publication.DONE
+    assert await stands() == ("8:3", [UUID(int=1), UUID(int=3)], [UUID(int=2)])
+
+    assert await shard.publish(page, seen="7:end", then=Marker(8, 3)) is Publication.MOVED
+    assert await shard.publish([], seen="8:3", then=Marker(8, None)) is Publication.DONE
+    assert await stands() == ("8:end", [UUID(int=1), UUID(int=3)], [UUID(int=2)])
+    assert not await post.client.exists(post.keys.stream(FORK.name, "meet"))
+
+
+async def test_a_marker_is_set_by_one_of_those_who_saw_the_same(post: Post) -> None:
+    shard = Shard(0, post.keys, post.client)
+
+    assert await shard.set_marker(Marker(7, None), seen="")
+    assert not await shard.set_marker(Marker(8, None), seen="")
+    assert await shard.set_marker(Marker(8, 5), seen="7:end")
+
+    assert await post.marker() == "8:5"
+
+
+@pytest.mark.parametrize("marker", [Marker(7, None), Marker(7, 0), Marker(1_700_000_000_000, 2**62)])
+def test_a_marker_is_read_as_it_was_written(marker: Marker) -> None:
+    assert Marker.parse(str(marker)) == marker
+
+
+async def test_a_look_at_a_shard_tells_what_is_gone_and_changes_nothing(post: Post) -> None:
+    shard = Shard(0, post.keys, post.client)
+    stages = [(FORK.name, stage) for stage in FORK.graph()]
+    await shard.create(FORK.name, "left")
+    await shard.create(FORK.name, "right")
+    await shard.create(FORK.name, "right")
+    await post.client.xgroup_destroy(post.keys.stream(FORK.name, "right"), group_name(FORK.name, "right"))
+    await post.client.xgroup_create(post.keys.stream(FORK.name, "right"), "another group")
+
+    await shard.check_writable()
+    found = await shard.inspect(stages)
+
+    assert found == ("", [stage for stage in stages if stage[1] != "left"])
+    assert not await post.client.exists(post.keys.marker(0))
+    await post.client.set(post.keys.stream(FORK.name, "meet"), "a string")
+    with pytest.raises(ResponseError, match=r"WRONGTYPE .*:fork\.meet:stream"):
+        await shard.inspect(stages)
+
+
 # Death at any point.
 
 
 class Mortal:
-    """A relay that is cancelled where it waits for the ``last``-th time."""
+    """A relay that is cancelled where it waits for the ``last``-th time; ``died_at`` is what ``phase`` was then."""
 
     def __init__(self, settings: Settings, last: int) -> None:
-        self.is_cancelled = False
+        self.phase = ""
+        self.died_at = ""
         self._relay = Relay(settings)
         self._last = last
 
@@ -481,7 +556,8 @@ class Mortal:
             if wait == self._last:
                 task = asyncio.current_task()
                 assert task is not None
-                self.is_cancelled = task.cancel()
+                task.cancel()
+                self.died_at = self.phase
             try:
                 sent = yield awaited
             except BaseException as error:
@@ -493,10 +569,10 @@ class Mortal:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*AsyncServerCursor:ResourceWarning")  # it went with its connection
 async def test_a_relay_may_die_wherever_it_waits(post: Post, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through its beginning, a rebuild, a publication in pages, and a lost stream: the next relay does the rest."""
+    """While it begins, publishes in pages, replaces a stream: the next relay does the rest."""
     monkeypatch.setattr(_Session, "_lead", no_lock)
     died_at: Counter[str] = Counter()
-    for last in range(random.randint(1, 4), 150, 4):
+    for last in range(random.randint(1, 5), 150, 5):
         settings = replace(post.settings, prefix=f"{post.settings.prefix}-{last}")
         async with open_post(settings) as each:
             died_at[await one_life(each, last)] += 1
@@ -504,55 +580,83 @@ async def test_a_relay_may_die_wherever_it_waits(post: Post, quick: None, monkey
             "update postroad.task set status = 'cancelled', finished_at = now() where finished_at is null"
         )
 
-    assert died_at.keys() >= {"rebuilding", "publishing", "repairing"}, died_at
+    assert died_at.keys() >= {"beginning", "publishing", "replacing a stream"}, died_at
 
 
 async def one_life(post: Post, last: int) -> str:
     """One relay that dies, another that finishes; returns what the first one was at."""
     mortal = Mortal(post.settings, last)
     relays = [asyncio.create_task(mortal.run())]
-    died_at = "outliving"
 
-    async def reach(phase: str, condition: Callable[[], Awaitable[bool]]) -> None:
-        nonlocal died_at
-
+    async def reach(condition: Callable[[], Awaitable[bool]]) -> None:
         async def is_reached() -> bool:
             if relays[-1].done():
                 assert len(relays) == 1, "only the first is mortal"
                 relays.append(asyncio.create_task(Relay(post.settings).run()))
             return await condition()
 
-        was_alive = not mortal.is_cancelled
         await until(is_reached)
-        if mortal.is_cancelled and was_alive:
-            died_at = phase
+
+    async def each_event_once() -> bool:
+        counted = Counter(entry["event"] for entry in await post.entries("start"))
+        return set(counted.values()) == {1}
 
     try:
-        rebuilt = [await post.road.accept(FORK) for _ in range(2)]
-        await reach("rebuilding", lambda: post.has(rebuilt))
-        accepted = [*rebuilt, *[await post.road.accept(FORK) for _ in range(2)]]
+        mortal.phase = "beginning"
+        accepted = [await post.road.accept(FORK) for _ in range(2)]
+        await reach(lambda: post.has(accepted))
+
+        mortal.phase = "publishing"
+        accepted += [await post.road.accept(FORK) for _ in range(2)]
         pages = [UUID(int=last << 64 | number) for number in range(PAGE + 20)]
         await post.append(*(Event("TaskCreated", task, FORK.name) for task in pages))
-        await reach("publishing", post.is_caught_up)
-        counted = Counter(entry["event"] for entry in await post.entries("start"))
-        assert set(counted.values()) == {1}, "each event once"
+        await reach(post.is_caught_up)
         assert await post.has(accepted + pages)
+        assert await each_event_once()
+
+        mortal.phase = "replacing a stream"
         await post.client.delete(post.keys.stream(FORK.name, "start"))
-        await reach("repairing", lambda: post.has(accepted))
-        await reach("repairing", post.is_caught_up)
-        counted = Counter(entry["event"] for entry in await post.entries("start"))
-        assert set(counted.values()) == {1}, "each event once"
-        if mortal.is_cancelled:
-            await until(once(relays[0].done), seconds=2)
+        await reach(lambda: post.has(accepted))
+        await reach(post.is_caught_up)
+        assert await each_event_once()
+
+        if mortal.died_at:
+            await until(once(relays[0].done), seconds=5)
     finally:
         for task in relays:
             task.cancel()
         await asyncio.gather(*relays, return_exceptions=True)
-    return died_at
+    return mortal.died_at
 
 
-async def is_any(found: Awaitable[list[int]]) -> bool:
-    return bool(await found)
+@pytest.mark.timeout(300)
+async def test_a_rebuild_may_die_wherever_it_waits(post: Post, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the streams in place nothing but the marker, set last, says whether all was asked for."""
+    monkeypatch.setattr(_Session, "_lead", no_lock)
+    accepted = [await post.road.accept(FORK) for _ in range(2)]
+    async with relaying(post.settings):
+        await post.receives(accepted)
+        await post.caught_up()
+    for last in itertools.count(1):
+        before = len(await post.entries("start"))
+        await post.client.delete(post.keys.marker(0))
+        mortal = Mortal(post.settings, last)
+        mortal.phase = "rebuilding"
+        relay = asyncio.create_task(mortal.run())
+        await until(functools.partial(is_done_or, relay, post.is_caught_up))
+        relay.cancel()
+        await asyncio.gather(relay, return_exceptions=True)
+
+        async with relaying(post.settings):
+            await post.caught_up()
+        assert await post.has(accepted, since=before), f"died at wait {last}"
+        if not mortal.died_at:
+            break
+    assert last > 15
+
+
+async def is_done_or(relay: asyncio.Task[None], condition: Callable[[], Awaitable[bool]]) -> bool:
+    return relay.done() or await condition()
 
 
 # Losses of Redis.
@@ -1136,13 +1240,35 @@ async def test_only_a_relay_that_sleeps_is_notified(post: Post, no_poll: None, m
             assert await notifications(listener) == 1, "it slept again"
 
 
+async def test_a_relay_looks_once_more_when_others_have_to_notify_it(
+    post: Post, no_poll: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag, between = _Session._flag, asyncio.Event()
+    tasks: list[UUID] = []
+
+    async def flag_after_a_commit(self: _Session, statement: str) -> bool:
+        if statement == "try_sleep" and not between.is_set():
+            tasks.append(await post.road.accept(FORK))  # it saw an awake relay
+            between.set()
+        return await flag(self, statement)
+
+    async with relaying(post.settings):
+        await post.caught_up()
+        await until(post.is_asleep)
+        monkeypatch.setattr(_Session, "_flag", flag_after_a_commit)
+        waking = await post.road.accept(FORK)
+        await between.wait()
+
+        await post.receives([waking, *tasks])
+
+
 async def test_who_appended_while_the_relay_was_awake_is_waited_for(post: Post, no_poll: None) -> None:
     """Its transaction is still open when the relay would sleep, and will not notify."""
     async with relaying(post.settings):
         await post.caught_up()
         await until(post.is_asleep)
         waking = await post.road.accept(FORK)
-        await until(lambda: is_awake(post))
+        await until(post.is_awake)
         async with post.road.engine.begin() as slow:
             await append(slow, Event("StageRequested", task := UUID(int=1), FORK.name, "start"))
             assert await post.counts_on_awake()
@@ -1152,10 +1278,6 @@ async def test_who_appended_while_the_relay_was_awake_is_waited_for(post: Post, 
 
         await post.receives([task])
         await until(post.is_asleep)
-
-
-async def is_awake(post: Post) -> bool:
-    return not await post.is_asleep()
 
 
 # All at once.
