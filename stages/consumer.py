@@ -12,29 +12,26 @@ import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core import broker, telemetry
 from ..core.backoff import Pause
 from ..core.batching import GroupCommit
-from ..core.database import is_transient, lost_connection
 from ..core.errors import first_line
 from ..core.event import Envelope
-from ..core.outcome import Completed, Reject, Retry
 from ..core.pipeline import Stage
 from ..core.settings import Settings
+from .attempt import Attempts, persist
 from .inbox import Delivery, Inbox
-from .ledger import Attempt, Kind, Ledger, Settled, Work
-from .runner import HandlerThreads, Run, run_handler
+from .ledger import Kind, Ledger, Settled, Work
+from .runner import HandlerThreads
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +41,6 @@ RECLAIM = 0.5
 SUSPECT = 3
 """From this delivery on, or the last that the limit allows, an entry may have killed its worker, and runs with no other
 suspect beside it, so that those that merely ran beside a killer come through before the limit."""
-
-LOST_CONNECTIONS = 5
-"""How often an attempt loses its connection to Postgres, and begins anew uncounted, until it is itself suspected."""
 
 REST_AFTER_FAULT = timedelta(seconds=10)
 """How long an entry rests when we ourselves failed on it."""
@@ -79,6 +73,8 @@ class Held:
     is_reclaimed: bool
     has_begun: bool = False
     """Its handler runs, or ran: it is let finish when we stop."""
+    is_cancelled: bool = False
+    """Somebody cancelled its task: nothing that its attempt does counts any more."""
     is_parting: bool = False
     """It is being parked, and may come back before we hear that it was."""
 
@@ -91,9 +87,8 @@ class Consumer:
         self._inbox = inbox
         self._settings = shared.settings
         self._ledger = shared.ledger
-        self._engine = shared.engine
         self._client = shared.client
-        self._threads = shared.threads
+        self._attempts = Attempts(stage, shared.ledger, shared.engine, shared.threads)
         self._suspects = shared.suspects
         self._connections = shared.connections if stage.transaction else contextlib.nullcontext()
         self._slots = asyncio.Semaphore(stage.concurrency)
@@ -104,6 +99,7 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._grace_ends_at = 0.0
         self._may_reclaim_at = 0.0
+        self._is_paused = False
         self._acknowledging: GroupCommit[str, None] = GroupCommit(self._acknowledge)
         self._parking: GroupCommit[tuple[str, timedelta], None] = GroupCommit(self._park)
 
@@ -125,6 +121,33 @@ class Consumer:
             self._grace_ends_at = time.monotonic() + self._settings.grace.total_seconds()
             self._stopping.set()
             self._has_room.set()
+
+    @property
+    def running(self) -> Collection[UUID]:
+        """The tasks that it runs, or is about to."""
+        return self._running.keys()
+
+    async def set_paused(self, is_paused: bool) -> None:
+        """While paused read nothing, and hand back what has not begun; what runs comes to its end."""
+        if is_paused == self._is_paused or self._stopping.is_set():
+            return
+        self._is_paused = is_paused
+        log.info("%s is %s", self.stage.full_name, "paused" if is_paused else "resumed")
+        if is_paused:
+            with contextlib.suppress(RedisError, OSError):
+                await self._inbox.interrupt()
+            waiting = [entry_id for entry_id, held in self._held.items() if not held.has_begun]
+            await self._cancel(waiting)
+            await self._hand_back(waiting)
+        else:
+            self._has_room.set()
+
+    def cancel(self, task_id: UUID) -> None:
+        """End the attempt on this task, which was cancelled: whatever it came to would change nothing."""
+        held = self._held.get(self._running.get(task_id, ""))
+        if held is not None and not held.is_cancelled:
+            held.is_cancelled = True
+            held.work.cancel()
 
     # Stopping
 
@@ -266,7 +289,7 @@ class Consumer:
         return max(1, self._room_left())
 
     def _room_left(self) -> int:
-        return self.stage.concurrency - len(self._held)
+        return 0 if self._is_paused else self.stage.concurrency - len(self._held)
 
     def _share(self) -> int:
         """How many entries may be reclaimed now: half of the room; and half of the slots, however full they are.
@@ -274,6 +297,8 @@ class Consumer:
         New entries fill every slot as soon as it is free, so what is reclaimed waits for its slot here, among them:
         neither starves.
         """
+        if self._is_paused:
+            return 0
         reclaimed = sum(held.is_reclaimed for held in self._held.values())
         return max(self._room_left() // 2, (self.stage.concurrency + 1) // 2 - reclaimed)
 
@@ -320,7 +345,7 @@ class Consumer:
         if self._stopping.is_set():
             return  # They are handed back.
         tasks = list({one.task_id for one in deliveries if isinstance(one, Envelope)})
-        loaded = await self._persist("loading", lambda: self._ledger.load(self.stage, tasks)) if tasks else {}
+        loaded = await persist("loading", lambda: self._ledger.load(self.stage, tasks)) if tasks else {}
         for delivery in deliveries:
             entry_id = _entry_id(delivery)
             held = self._held[entry_id]
@@ -347,6 +372,13 @@ class Consumer:
         began = time.monotonic()
         try:
             settled = await self._settle(envelope, work, held)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not held.is_cancelled or current is None:
+                raise
+            # The task was cancelled, not we: its entry has had its outcome.
+            current.uncancel()
+            settled = Settled(None)
         finally:
             entry_id = self._running.pop(work.task_id)
         await self._let_entry_go(entry_id, work, settled, began)
@@ -355,74 +387,16 @@ class Consumer:
         """Run the handler when it is its turn, and commit what it comes to."""
         if envelope.deliveries > self._settings.crash_limit:
             held.has_begun = True
-            died = envelope.deliveries - 1
-            return await self._conclude(work, Run(Reject(f"its worker died {died} times while running it")), _now())
+            return await self._attempts.reject(
+                work, f"its worker died {envelope.deliveries - 1} times while running it"
+            )
         is_suspect = envelope.deliveries >= min(SUSPECT, max(2, self._settings.crash_limit))
         turn = self._suspects if is_suspect else contextlib.nullcontext()
         async with turn, self._slots, self._connections:
             held.has_begun = True
             if envelope.deliveries > 1:
                 await self._let_go("counting", lambda: self._inbox.count(envelope))
-            began_at = _now()
-            if self.stage.transaction is None:
-                came_to: Run | Settled = await run_handler(self.stage, work.task(self.stage), self._threads)
-            else:
-                came_to = await self._run_in_transaction(work, began_at)
-            return came_to if isinstance(came_to, Settled) else await self._conclude(work, came_to, began_at)
-
-    async def _run_in_transaction(self, work: Work, started_at: datetime) -> Run | Settled:
-        """Run a handler that takes a connection; its success commits with what it wrote, anything else undoes that.
-
-        If the server is lost on the way nobody knows what was committed: look, and begin anew if it was not.
-        """
-        pause = Pause()
-        for _ in range(LOST_CONNECTIONS):
-            connection = await self._persist("connecting", lambda: self._engine.connect().start())
-            commits: list[object] = []
-            event.listen(connection.sync_connection, "commit", commits.append)
-            try:
-                await connection.begin()
-                run = await run_handler(self.stage, work.task(self.stage), self._threads, connection)
-                if commits:
-                    # No retry: it would commit its writes once more.
-                    reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
-                    return Run(Reject(reason), run.error)
-                if isinstance(run.outcome, Completed):
-                    return await self._commit_within(connection, Attempt(self.stage, work, run.outcome, started_at))
-                is_lost = connection.invalidated and _tells_of_loss(run.outcome)
-            except Exception as error:
-                run = Run(Retry(f"the transaction failed: {first_line(error)}"))
-                is_lost = connection.invalidated and _tells_of_loss(error)
-            finally:
-                await connection.close()
-            if not is_lost:
-                return run
-            loaded = await self._persist("loading", lambda: self._ledger.load(self.stage, [work.task_id]))
-            fresh = loaded.get(work.task_id)
-            if fresh is None or not fresh.is_open:
-                return Settled(None)
-            await asyncio.sleep(pause.next())
-        return run
-
-    async def _commit_within(self, connection: AsyncConnection, attempt: Attempt) -> Settled:
-        settled = await self._ledger.commit_within(connection, attempt)
-        if settled.verdict is None:
-            await connection.rollback()
-        else:
-            await connection.commit()
-        return settled
-
-    async def _conclude(self, work: Work, run: Run, started_at: datetime) -> Settled:
-        """Commit an outcome with the others of this moment."""
-        attempt = Attempt(self.stage, work, run.outcome, started_at, run.error)
-        try:
-            return await self._persist("committing", lambda: self._ledger.commit(attempt))
-        except Exception as error:
-            # Postgres refused this very outcome, and would refuse it again: say so where a person looks.
-            log.exception("an outcome cannot be stored", extra=self._fields(work))
-            refused = Reject(f"its outcome cannot be stored: {first_line(error)}")
-        attempt = Attempt(self.stage, work, refused, started_at)
-        return await self._persist("committing", lambda: self._ledger.commit(attempt))
+            return await self._attempts.run(work)
 
     async def _let_entry_go(self, entry_id: str, work: Work, settled: Settled, began: float) -> None:
         """Acknowledge or park the entry of an attempt whose outcome is committed."""
@@ -486,35 +460,6 @@ class Consumer:
                     return
                 await self._redis_failed(doing, error, pause)
 
-    async def _persist(self, doing: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do ``work`` with Postgres, again and again while it is away."""
-        pause = Pause()
-        while True:
-            try:
-                return await work()
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-                if pause.is_worth_a_line() and lost_connection(error):
-                    log.warning("Postgres: %s pauses: %s", doing, first_line(error))
-            await asyncio.sleep(pause.next())
-
 
 def _entry_id(delivery: Delivery) -> str:
     return delivery.entry_id if isinstance(delivery, Envelope) else delivery
-
-
-def _tells_of_loss(error: BaseException | None) -> bool:
-    """True if ``error``, or what led to it, is that the connection to Postgres broke.
-
-    A connection is of no use either after a query of it was cancelled by a timeout; but then nobody lost it.
-    """
-    while error is not None:
-        if isinstance(error, DBAPIError) and error.connection_invalidated:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

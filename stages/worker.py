@@ -12,6 +12,7 @@ from ..core.database import make_engine
 from ..core.pipeline import Stage
 from ..core.settings import Settings
 from .consumer import Consumer, Shared
+from .control import Control
 from .heartbeat import Heartbeat
 from .inbox import Inbox
 from .ledger import Ledger
@@ -61,6 +62,7 @@ class Worker:
         shards = {keys.shard_of(one.stage.pipeline, one.stage.name) for one in self._consumers}
         alive = [keys.alive(shard, self.name) for shard in sorted(shards)]
         self._heartbeat = Heartbeat(broker.heartbeat_client(settings), alive, settings.lease)
+        self._control = Control(self._engine, settings.schema, self._consumers)
         self._stopping = asyncio.Event()
 
     @property
@@ -74,12 +76,15 @@ class Worker:
         await asyncio.to_thread(self._heartbeat.start)
         names = ", ".join(one.stage.full_name for one in self._consumers)
         log.info("working on %s", names, extra={"worker": self.name})
+        controlling = asyncio.create_task(self._control.run())
         try:
             async with asyncio.TaskGroup() as group:
                 for consumer in self._consumers:
                     group.create_task(consumer.run())
                 group.create_task(self._await_stop())
         finally:
+            controlling.cancel()
+            await asyncio.gather(controlling, return_exceptions=True)
             await asyncio.to_thread(self._heartbeat.stop)
             await self._client.aclose()
             await self._engine.dispose()

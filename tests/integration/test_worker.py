@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from postroad import Pipeline, Reject, Retry, Settings, Snooze, Task
 from postroad.core.broker import BLOCK, RETRY_CONSUMER
 from postroad.core.servers import Valkey
+from postroad.stages import attempt as attempt_module
 from postroad.stages import consumer as consumer_module
 from postroad.stages.ledger import Ledger
 from tests.integration.line import Line, numbers, open_line, until
@@ -501,7 +502,7 @@ async def test_a_handler_that_always_breaks_its_connection_fails(settings: Setti
 
         assert await line.are_finished() == {"failed": 1}
 
-        assert runs == [1] * consumer_module.LOST_CONNECTIONS
+        assert runs == [1] * attempt_module.LOST_CONNECTIONS
 
 
 # Servers that fail
@@ -604,7 +605,7 @@ async def test_terminated_connections_to_postgres_lose_nothing_and_count_nothing
 
             async with repeated(terminate, 0.6) as times:
                 # Fewer than what makes an attempt suspicious, should one meet them all.
-                while times[0] < consumer_module.LOST_CONNECTIONS - 1:
+                while times[0] < attempt_module.LOST_CONNECTIONS - 1:
                     tasks += await line.submit(*numbers(10))
                     await asyncio.sleep(0.1)
 

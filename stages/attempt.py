@@ -1,0 +1,133 @@
+"""One attempt of a stage, from the loaded work to the committed outcome. Knows handlers and Postgres, no Redis."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..core.backoff import Pause
+from ..core.database import is_transient, lost_connection
+from ..core.errors import first_line
+from ..core.outcome import Completed, Reject, Retry
+from ..core.pipeline import Stage
+from .ledger import Attempt, Ledger, Settled, Work
+from .runner import HandlerThreads, Run, run_handler
+
+log = logging.getLogger(__name__)
+
+LOST_CONNECTIONS = 5
+"""How often an attempt loses its connection to Postgres, and begins anew uncounted, until it is itself suspected."""
+
+T = TypeVar("T")
+
+
+class Attempts:
+    """Runs attempts of ``stage``, and commits what they come to. While Postgres is away it waits."""
+
+    def __init__(self, stage: Stage, ledger: Ledger, engine: AsyncEngine, threads: HandlerThreads) -> None:
+        self._stage = stage
+        self._ledger = ledger
+        self._engine = engine
+        self._threads = threads
+
+    async def run(self, work: Work) -> Settled:
+        """Run the handler on ``work`` once, and commit its outcome: alone in its transaction, or with others'."""
+        started_at = _now()
+        if self._stage.transaction is None:
+            came_to: Run | Settled = await run_handler(self._stage, work.task(self._stage), self._threads)
+        else:
+            came_to = await self._run_in_transaction(work, started_at)
+        return came_to if isinstance(came_to, Settled) else await self._conclude(work, came_to, started_at)
+
+    async def reject(self, work: Work, reason: str) -> Settled:
+        """Make a dead letter of ``work`` without running it."""
+        return await self._conclude(work, Run(Reject(reason)), _now())
+
+    async def _run_in_transaction(self, work: Work, started_at: datetime) -> Run | Settled:
+        """Run a handler that takes a connection; its success commits with what it wrote, anything else undoes that.
+
+        If the server is lost on the way nobody knows what was committed: look, and begin anew if it was not.
+        """
+        pause = Pause()
+        for _ in range(LOST_CONNECTIONS):
+            connection = await persist("connecting", lambda: self._engine.connect().start())
+            commits: list[object] = []
+            event.listen(connection.sync_connection, "commit", commits.append)
+            try:
+                await connection.begin()
+                run = await run_handler(self._stage, work.task(self._stage), self._threads, connection)
+                if commits:
+                    # No retry: it would commit its writes once more.
+                    reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
+                    return Run(Reject(reason), run.error)
+                if isinstance(run.outcome, Completed):
+                    return await self._commit_within(connection, Attempt(self._stage, work, run.outcome, started_at))
+                is_lost = connection.invalidated and _tells_of_loss(run.outcome)
+            except Exception as error:
+                run = Run(Retry(f"the transaction failed: {first_line(error)}"))
+                is_lost = connection.invalidated and _tells_of_loss(error)
+            finally:
+                await connection.close()
+            if not is_lost:
+                return run
+            loaded = await persist("loading", lambda: self._ledger.load(self._stage, [work.task_id]))
+            fresh = loaded.get(work.task_id)
+            if fresh is None or not fresh.is_open:
+                return Settled(None)
+            await asyncio.sleep(pause.next())
+        return run
+
+    async def _commit_within(self, connection: AsyncConnection, attempt: Attempt) -> Settled:
+        settled = await self._ledger.commit_within(connection, attempt)
+        if settled.verdict is None:
+            await connection.rollback()
+        else:
+            await connection.commit()
+        return settled
+
+    async def _conclude(self, work: Work, run: Run, started_at: datetime) -> Settled:
+        """Commit an outcome with the others of this moment."""
+        attempt = Attempt(self._stage, work, run.outcome, started_at, run.error)
+        try:
+            return await persist("committing", lambda: self._ledger.commit(attempt))
+        except Exception as error:
+            # Postgres refused this very outcome, and would refuse it again: say so where a person looks.
+            log.exception("an outcome cannot be stored", extra={"task_id": str(work.task_id)})
+            refused = Reject(f"its outcome cannot be stored: {first_line(error)}")
+        attempt = Attempt(self._stage, work, refused, started_at)
+        return await persist("committing", lambda: self._ledger.commit(attempt))
+
+
+async def persist(doing: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Do ``work`` with Postgres, again and again while it is away."""
+    pause = Pause()
+    while True:
+        try:
+            return await work()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            if pause.is_worth_a_line() and lost_connection(error):
+                log.warning("Postgres: %s pauses: %s", doing, first_line(error))
+        await asyncio.sleep(pause.next())
+
+
+def _tells_of_loss(error: BaseException | None) -> bool:
+    """True if ``error``, or what led to it, is that the connection to Postgres broke.
+
+    A connection is of no use either after a query of it was cancelled by a timeout; but then nobody lost it.
+    """
+    while error is not None:
+        if isinstance(error, DBAPIError) and error.connection_invalidated:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

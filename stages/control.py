@@ -1,0 +1,75 @@
+"""Hear what people ask of a running worker: pause a stage, resume it, cancel a task.
+
+Asked of Postgres once a second, in one statement for all stages of the process. A notification could be missed; a flag
+in a table cannot.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.database import Statements, is_transient
+from ..core.errors import first_line
+from ..core.pipeline import Stage
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+
+
+class Controlled(Protocol):
+    """What can be told to pause and to cancel: the consumer of one stage."""
+
+    stage: Stage
+
+    @property
+    def running(self) -> Collection[UUID]:
+        """The tasks that it runs."""
+
+    async def set_paused(self, is_paused: bool) -> None:
+        """Read nothing more while paused."""
+
+    def cancel(self, task_id: UUID) -> None:
+        """End the attempt on this task; its outcome would change nothing."""
+
+
+class Control:
+    """Passes on to ``consumers`` what Postgres says."""
+
+    def __init__(self, engine: AsyncEngine, schema: str, consumers: Sequence[Controlled]) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._sql = Statements(__package__ or "", schema)
+        self._consumers = consumers
+
+    async def run(self) -> None:
+        """Look until cancelled. While Postgres is away everything stays as it was."""
+        while True:
+            try:
+                await self.look()
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                log.debug("control pauses: %s", first_line(error))
+            await asyncio.sleep(INTERVAL)
+
+    async def look(self) -> None:
+        """Look once."""
+        stages = [consumer.stage for consumer in self._consumers]
+        parameters = {
+            "pipeline": [stage.pipeline for stage in stages],
+            "stage": [stage.name for stage in stages],
+            "task_id": [task_id for consumer in self._consumers for task_id in consumer.running],
+        }
+        async with self._engine.connect() as connection:
+            rows = (await connection.exec_driver_sql(self._sql["control"], parameters)).all()
+        paused = {(row.pipeline, row.stage) for row in rows if row.kind == "paused"}
+        cancelled = {row.task_id for row in rows if row.kind == "cancelled"}
+        for consumer in self._consumers:
+            await consumer.set_paused((consumer.stage.pipeline, consumer.stage.name) in paused)
+            for task_id in cancelled.intersection(consumer.running):
+                consumer.cancel(task_id)
