@@ -16,12 +16,15 @@ class EventType(StrEnum):
     TASK_CREATED = "TaskCreated"
     TASK_COMPLETED = "TaskCompleted"
     TASK_FAILED = "TaskFailed"
+    TASK_CANCELLED = "TaskCancelled"
+    TASK_RETRIED = "TaskRetried"
     STAGE_REQUESTED = "StageRequested"
     STAGE_COMPLETED = "StageCompleted"
     STAGE_FAILED = "StageFailed"
     STAGE_SNOOZED = "StageSnoozed"
     STAGE_DEAD = "StageDead"
     STAGE_REQUEUED = "StageRequeued"
+    DEAD_LETTER_DISCARDED = "DeadLetterDiscarded"
 
 
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")

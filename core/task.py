@@ -35,17 +35,18 @@ TRANSITIONS: tuple[tuple[Status, str, Status], ...] = (
     (Status.IN_PROGRESS, "cancel", Status.CANCELLED),
     (Status.FAILED, "its last dead letter is requeued", Status.IN_PROGRESS),
     (Status.FAILED, "cancel", Status.CANCELLED),
+    (Status.FAILED, "retry from a stage", Status.IN_PROGRESS),
+    (Status.COMPLETED, "retry from a stage", Status.IN_PROGRESS),
 )
 """All the ways from one status to another. Every statement that writes ``task.status`` keeps to them by its
-``where``; ``completed`` and ``cancelled`` are final."""
+``where``. Only ``cancelled`` is final: a person may let a completed task run again from a stage."""
 
 
 def state_diagram() -> str:
     """The transitions as a Mermaid diagram; ``docs/architecture.md`` holds this very text."""
     lines = ["stateDiagram-v2", f"    [*] --> {Status.PENDING}: accepted"]
     lines += [f"    {before} --> {after}: {cause}" for before, cause, after in TRANSITIONS]
-    final = [status for status in Status if not any(before is status for before, _, _ in TRANSITIONS)]
-    lines += [f"    {status} --> [*]" for status in final]
+    lines += [f"    {status} --> [*]" for status in Status if status.is_terminal]
     return "\n".join(lines)
 
 

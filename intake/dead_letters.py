@@ -1,4 +1,4 @@
-"""Dead letters: list them, and give them another chance."""
+"""Dead letters: list them, give them another chance, or close the file."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -33,6 +33,33 @@ async def list_dead_letters(
             query = query.where(column[name] == value)
     rows = await connection.execute(query.order_by(column.dead_letter_id).limit(limit))
     return [dict(row._mapping) for row in rows]
+
+
+async def list_groups(
+    connection: AsyncConnection, schema: str, *, pipeline: str | None = None, stage: str | None = None
+) -> Sequence[dict[str, Any]]:
+    """The unresolved dead letters by what they failed of: ``fingerprint``, ``letters`` (how many), ``reason`` (of the
+    newest), ``oldest``, ``newest``; the largest groups first."""
+    statement = Statements(__package__ or "", schema)["dead_letter_groups"]
+    rows = await connection.exec_driver_sql(statement, {"pipeline": pipeline, "stage": stage})
+    return [dict(row._mapping) for row in rows]
+
+
+async def discard(
+    connection: AsyncConnection,
+    dead_letter_ids: Iterable[int],
+    schema: str,
+    *,
+    by: str,
+    reason: str | None = None,
+) -> list[tuple[UUID, str]]:
+    """Resolve these dead letters without another try, in the caller's transaction; their tasks stay failed.
+
+    Returns the (task, stage) pairs; letters that are resolved already are left alone.
+    """
+    statement = Statements(__package__ or "", schema)["discard"]
+    parameters = {"dead_letter_id": list(dead_letter_ids), "by": by, "reason": reason}
+    return [(row.task_id, row.stage) for row in await connection.exec_driver_sql(statement, parameters)]
 
 
 async def requeue(

@@ -23,6 +23,7 @@ def test_the_transitions_are_these_and_no_others() -> None:
         ("in_progress", "cancelled"),
         ("failed", "in_progress"),
         ("failed", "cancelled"),
+        ("completed", "in_progress"),
     }
 
 
@@ -48,10 +49,10 @@ def test_every_open_task_can_come_to_each_end() -> None:
         }
 
 
-def test_completed_and_cancelled_are_final_and_failed_can_be_taken_up_again() -> None:
+def test_only_cancelled_is_final_and_the_other_ends_can_be_taken_up_again() -> None:
     left = {before for before, _, _ in TRANSITIONS}
 
-    assert set(Status) - left == {Status.COMPLETED, Status.CANCELLED}
+    assert set(Status) - left == {Status.CANCELLED}
 
 
 @pytest.mark.parametrize("status", Status)
@@ -63,8 +64,8 @@ def test_the_diagram_shows_the_transitions_the_entry_and_the_ends() -> None:
     lines = state_diagram().splitlines()
 
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> pending: accepted"]
-    assert lines[2:-2] == [f"    {before} --> {after}: {cause}" for before, cause, after in TRANSITIONS]
-    assert lines[-2:] == ["    completed --> [*]", "    cancelled --> [*]"]
+    assert lines[2:-3] == [f"    {before} --> {after}: {cause}" for before, cause, after in TRANSITIONS]
+    assert lines[-3:] == ["    completed --> [*]", "    failed --> [*]", "    cancelled --> [*]"]
 
 
 @pytest.fixture

@@ -11,4 +11,7 @@ select (select count(*)
          where type = 'StageCompleted'
            and not exists (select from postroad.stage_run
                             where stage_run.task_id = outbox.task_id and stage_run.stage = outbox.stage
-                              and stage_run.status = 'done'))
+                              and stage_run.status = 'done')
+           and not exists (select from postroad.outbox as retried
+                            where retried.task_id = outbox.task_id and retried.type = 'TaskRetried'
+                              and retried.position > outbox.position and retried.data -> 'stages' ? outbox.stage))

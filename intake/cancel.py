@@ -1,0 +1,22 @@
+"""Cancel tasks."""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..core.database import Statements
+
+
+async def cancel(
+    connection: AsyncConnection, task_ids: Iterable[UUID], schema: str, *, by: str, reason: str | None = None
+) -> list[UUID]:
+    """Cancel those of the tasks that are not completed or cancelled yet, in the caller's transaction.
+
+    Returns which they were. Their dead letters are discarded. A handler that runs is ended within a second or so, and
+    whatever it still commits changes nothing; its own transaction is rolled back. ``by`` and ``reason`` stand in
+    the task's journey.
+    """
+    statement = Statements(__package__ or "", schema)["cancel"]
+    parameters = {"task_id": list(task_ids), "by": by, "reason": reason}
+    return [row.task_id for row in await connection.exec_driver_sql(statement, parameters)]

@@ -1,0 +1,39 @@
+"""Run a stage of a task again, and what comes after it."""
+
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..core.database import Statements
+from ..core.errors import NotFoundError, RefusedError
+from ..outbox.request import ready_stages
+from .lookup import find_task
+
+
+async def retry_from(
+    connection: AsyncConnection,
+    task_id: UUID,
+    stage: str,
+    schema: str,
+    *,
+    by: str,
+    reason: str | None = None,
+) -> list[str]:
+    """Let ``stage`` and every stage after it run again as if they never had, in the caller's transaction.
+
+    Returns their names. This is the one way in which a stage that was done runs again, and its effects happen again:
+    a person has to ask for it. ``by`` and ``reason`` stand in the task's journey. Raises ``NotFoundError`` if there is
+    no such task or stage, ``RefusedError`` if the task is cancelled.
+    """
+    statement = Statements(__package__ or "", schema)["retry"]
+    parameters = {"task_id": task_id, "stage": stage, "by": by, "reason": reason}
+    stages = (await connection.exec_driver_sql(statement, parameters)).scalar_one_or_none()
+    if stages is None:
+        task = await find_task(connection, task_id, schema)
+        if task is None:
+            raise NotFoundError(f"there is no task {task_id}")
+        if task["status"] == "cancelled":
+            raise RefusedError(f"task {task_id} is cancelled; submit it again instead")
+        raise NotFoundError(f"pipeline {task['pipeline']!r} has no stage {stage!r}")
+    await connection.exec_driver_sql(*ready_stages(schema, reason="retry", tasks=[task_id]))
+    return sorted(stages)

@@ -1,0 +1,29 @@
+-- Cancel tasks that have not come to their end. Parameters: task_id uuid[], by text, reason text (null: none given).
+-- Locks the tasks by task_id, as commits do. Their dead letters are discarded with them. An attempt that runs just
+-- now finds another version when it commits, and changes nothing. Returns task_id of those that were cancelled.
+with held as materialized (
+    select task_id, pipeline, traceparent
+      from postroad.task
+     where task_id = any (%(task_id)s::uuid[]) and status in ('pending', 'in_progress', 'failed')
+     order by task_id
+       for update
+),
+task_written as (
+    update postroad.task
+       set status = 'cancelled', version = version + 1, updated_at = now(), finished_at = now()
+      from held
+     where task.task_id = held.task_id
+),
+letter_written as (
+    update postroad.dead_letter
+       set resolved_at = now(), resolution = 'discarded', resolved_by = %(by)s
+      from held
+     where dead_letter.task_id = held.task_id and resolved_at is null
+),
+event_written as (
+    insert into postroad.outbox (task_id, pipeline, type, data, traceparent)
+    select task_id, pipeline, 'TaskCancelled',
+           jsonb_strip_nulls(jsonb_build_object('by', %(by)s::text, 'reason', %(reason)s::text)), traceparent
+      from held
+)
+select task_id from held
