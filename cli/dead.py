@@ -1,24 +1,23 @@
-"""``postroad dead``: look at dead letters, and give them another chance."""
+"""``postroad dead``: look at dead letters, give them another chance, or close the file."""
 
 import asyncio
-import getpass
-import os
-from collections.abc import Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 import click
 
 from ..core.errors import NotFoundError
-from ..intake.dead_letters import list_dead_letters, requeue
+from ..intake.dead_letters import discard, list_dead_letters, list_groups, requeue
 from .connect import connection
-from .options import options, read_settings
+from .options import options, read_settings, who_and_why
 from .tables import print_rows
 
 
 @click.group("dead")
 def dead_command() -> None:
-    """Look at dead letters, and requeue them."""
+    """Look at dead letters; requeue or discard them."""
 
 
 @dead_command.command("list")
@@ -41,21 +40,73 @@ def list_(limit: int, as_json: bool, **given: Any) -> None:
     print_rows(asyncio.run(run()), columns, as_json=as_json)
 
 
-@dead_command.command("requeue")
-@click.argument("ids", metavar="ID...", nargs=-1)
+@dead_command.command("groups")
 @options("database_url", "schema")
-@click.option("--all", "is_all", is_flag=True, help="All that match the filters, or simply all.")
 @click.option("--pipeline", help="Only those of this pipeline.")
 @click.option("--stage", help="Only those of stages of this name.")
-@click.option("--fingerprint", help="Only those that failed alike.")
-@click.option("--by", default=lambda: _user(), show_default="you", help="Who asks; stands in the task's journey.")
-@click.option("--reason", help="Why; stands in the task's journey.")
-@click.option("--dry-run", is_flag=True, help="Say how many would be requeued, and change nothing.")
-def requeue_(ids: tuple[str, ...], is_all: bool, by: str, reason: str | None, dry_run: bool, **given: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def groups(as_json: bool, **given: Any) -> None:
+    """List what dead letters failed of: those that failed alike are one group, the largest first."""
+    filters = {name: given.pop(name) for name in ("pipeline", "stage")}
+    settings = read_settings(given)
+
+    async def run() -> Sequence[dict[str, Any]]:
+        async with connection(settings) as opened:
+            return await list_groups(opened, settings.schema, **filters)
+
+    columns = ["letters", "pipeline", "stage", "fingerprint", "oldest", "newest", "reason"]
+    print_rows(asyncio.run(run()), columns, as_json=as_json)
+
+
+def _selection(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command what selects dead letters: ids, or filters, or all."""
+    for decorate in (
+        click.option("--dry-run", is_flag=True, help="Say how many there are, and change nothing."),
+        who_and_why,
+        click.option("--fingerprint", help="Only those that failed alike."),
+        click.option("--stage", help="Only those of stages of this name."),
+        click.option("--pipeline", help="Only those of this pipeline."),
+        click.option("--all", "is_all", is_flag=True, help="All that match the filters, or simply all."),
+        options("database_url", "schema"),
+        click.argument("ids", metavar="ID...", nargs=-1),
+    ):
+        command = decorate(command)
+    return command
+
+
+@dead_command.command("requeue")
+@_selection
+@click.option("--rate", metavar="N/s", help="Requeue so many in a second, so that they do not all run at once.")
+def requeue_(rate: str | None, **given: Any) -> None:
     """Let the stages of dead letters begin anew, with all their attempts.
 
     ID is that of a dead letter, or of a task: then all of its dead letters.
     """
+    _resolve(requeue, "requeued", rate=_rate(rate), **given)
+
+
+@dead_command.command("discard")
+@_selection
+def discard_(**given: Any) -> None:
+    """Resolve dead letters without another try; their tasks stay failed.
+
+    ID is that of a dead letter, or of a task: then all of its dead letters.
+    """
+    _resolve(discard, "discarded", rate=None, **given)
+
+
+def _resolve(
+    resolve: Callable[..., Awaitable[list[tuple[UUID, str]]]],
+    done: str,
+    *,
+    ids: tuple[str, ...],
+    is_all: bool,
+    by: str,
+    reason: str | None,
+    dry_run: bool,
+    rate: float | None,
+    **given: Any,
+) -> None:
     filters = {name: given.pop(name) for name in ("pipeline", "stage", "fingerprint")}
     if not ids and not is_all and not any(filters.values()):
         raise click.UsageError("name dead letters by id, or by --fingerprint, --stage or --pipeline, or say --all")
@@ -64,34 +115,51 @@ def requeue_(ids: tuple[str, ...], is_all: bool, by: str, reason: str | None, dr
     wanted = {_parsed(one) for one in ids}
     settings = read_settings(given)
 
-    async def run() -> tuple[int, int]:
+    async def find() -> list[int]:
         async with connection(settings) as opened:
             letters = await list_dead_letters(opened, limit=None, **filters)
-            if wanted:
-                letters = [one for one in letters if one["dead_letter_id"] in wanted or one["task_id"] in wanted]
-                found = {one["dead_letter_id"] for one in letters} | {one["task_id"] for one in letters}
-                if missing := wanted - found:
-                    raise NotFoundError(f"no unresolved dead letter: {', '.join(sorted(map(str, missing)))}")
-            if dry_run:
-                return len(letters), 0
-            ids = [one["dead_letter_id"] for one in letters]
-            return len(letters), len(await requeue(opened, ids, settings.schema, by=by, reason=reason))
+        if wanted:
+            letters = [one for one in letters if one["dead_letter_id"] in wanted or one["task_id"] in wanted]
+            found = {one["dead_letter_id"] for one in letters} | {one["task_id"] for one in letters}
+            if missing := wanted - found:
+                raise NotFoundError(f"no unresolved dead letter: {', '.join(sorted(map(str, missing)))}")
+        return [one["dead_letter_id"] for one in letters]
 
-    matched, requeued = asyncio.run(run())
+    async def run(letters: list[int]) -> int:
+        # Without a rate in one transaction; with one, what a second may bring in each.
+        size = max(1, round(rate)) if rate else max(1, len(letters))
+        pause = size / rate if rate else 0.0
+        count = 0
+        for start in range(0, len(letters), size):
+            if start:
+                await asyncio.sleep(pause)
+            async with connection(settings) as opened:
+                count += len(
+                    await resolve(opened, letters[start : start + size], settings.schema, by=by, reason=reason)
+                )
+        return count
+
+    letters = asyncio.run(find())
     if dry_run:
-        click.echo(f"{matched:,} dead letters would be requeued", err=True)
-    else:
-        click.echo(f"{requeued:,} dead letters requeued", err=True)
-    if not dry_run and requeued < matched:
-        click.echo(f"{matched - requeued:,} left alone: resolved meanwhile, or their tasks are cancelled", err=True)
+        click.echo(f"{len(letters):,} dead letters would be {done}", err=True)
+        return
+    count = asyncio.run(run(letters))
+    click.echo(f"{count:,} dead letters {done}", err=True)
+    if count < len(letters):
+        click.echo(f"{len(letters) - count:,} left alone: resolved meanwhile, or their tasks are cancelled", err=True)
 
 
-def _user() -> str:
-    """Who runs this. In a container that is often a number without a name."""
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    number = text.removesuffix("/s")
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # Python 3.13 made it an OSError
-        return f"uid {os.getuid()}"
+        rate = float(number)
+    except ValueError:
+        rate = math.nan
+    if not 0.1 <= rate <= 100_000:
+        raise click.BadParameter(f"{text!r} is no rate such as 50/s, from 0.1/s to 100000/s", param_hint="--rate")
+    return rate
 
 
 def _parsed(text: str) -> int | UUID:

@@ -32,8 +32,11 @@ _COMMANDS = {
     "relay": ("processes", "Run a relay: from the outbox to the streams."),
     "stage": ("processes", "Run stages: from the streams to the handlers."),
     "submit": ("submit", "Submit tasks from NDJSON."),
-    "task": ("tasks", "Look tasks up."),
-    "dead": ("dead", "Look at dead letters, and requeue them."),
+    "task": ("tasks", "Look tasks up; cancel them, or run a stage again."),
+    "dead": ("dead", "Look at dead letters; requeue or discard them."),
+    "pause": ("pause", "Pause a stage: its workers read nothing more."),
+    "resume": ("pause", "Resume a stage that was paused."),
+    "prune": ("prune", "Drop what is past its retention."),
     "audit": ("schema", "Count the violations of every invariant."),
     "version": ("version", "Print the version."),
 }

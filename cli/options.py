@@ -1,5 +1,7 @@
 """Options that several commands share, and the settings that come of them."""
 
+import getpass
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +20,7 @@ _KNOWN = {
     "prefix": click.option("--prefix", metavar="NAME", help="First part of every Redis key. [default: postroad]"),
     "lease": click.option("--lease", metavar="TIME", help="A worker silent for so long is dead. [default: 15s]"),
     "grace": click.option("--grace", metavar="TIME", help="How long stopping may take. [default: 25s]"),
+    "retention": click.option("--retention", metavar="TIME", help="How long events and tasks are kept. [default: 30d]"),
     "host": click.option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
     "port": click.option("--port", metavar="NUMBER", help="Port to listen on. [default: 8080]"),
     "config": click.option(
@@ -31,6 +34,14 @@ _KNOWN = {
         help="Least level of the log lines, on stderr.",
     ),
 }
+
+
+def who_and_why(command: Command) -> Command:
+    """Give a command ``--by`` and ``--reason``, which stand in the journey of the tasks that it changes."""
+    command = click.option("--reason", help="Why; stands in the task's journey.")(command)
+    return click.option("--by", default=_user, show_default="you", help="Who asks; stands in the task's journey.")(
+        command
+    )
 
 
 def options(*names: str) -> Callable[[Command], Command]:
@@ -48,3 +59,11 @@ def read_settings(given: dict[str, Any]) -> Settings:
     """The settings of this process, of the options that a command was given. Raises ``SettingsError``."""
     flags = {name: value for name, value in given.items() if name in _KNOWN and name not in ("config", "log_level")}
     return Settings.read(flags, file=given.get("config"))
+
+
+def _user() -> str:
+    """Who runs this. In a container that is often a number without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 made it an OSError
+        return f"uid {os.getuid()}"

@@ -1,4 +1,4 @@
-"""``postroad task``: look tasks up."""
+"""``postroad task``: look tasks up, cancel them, run a stage again."""
 
 import asyncio
 import json
@@ -8,18 +8,20 @@ from uuid import UUID
 
 import click
 
-from ..core.errors import NotFoundError
+from ..core.errors import NotFoundError, RefusedError
 from ..core.task import Status
+from ..intake.cancel import cancel
 from ..intake.lookup import find_task, list_tasks
+from ..intake.retry import retry_from
 from ..outbox.audit import Step, journey
 from .connect import connection
-from .options import options, read_settings
+from .options import options, read_settings, who_and_why
 from .tables import cell, plain, print_rows
 
 
 @click.group("task")
 def task_command() -> None:
-    """Look tasks up."""
+    """Look tasks up; cancel them, or run a stage again."""
 
 
 @task_command.command("show")
@@ -74,3 +76,47 @@ def list_(status: str | None, pipeline: str | None, limit: int, as_json: bool, *
 
     columns = ["task_id", "pipeline", "status", "stage_status", "retry_count", "created_at", "finished_at"]
     print_rows(asyncio.run(run()), columns, as_json=as_json)
+
+
+@task_command.command("cancel")
+@click.argument("task_ids", metavar="TASK_ID...", type=click.UUID, nargs=-1, required=True)
+@options("database_url", "schema")
+@who_and_why
+def cancel_(task_ids: tuple[UUID, ...], by: str, reason: str | None, **given: Any) -> None:
+    """Cancel tasks that have not ended. A handler that runs is ended too; nothing that it did counts.
+
+    Exit code 3 if there is no such task, 4 if one has ended already; the others are cancelled all the same.
+    """
+    settings = read_settings(given)
+
+    async def run() -> tuple[list[UUID], list[UUID]]:
+        async with connection(settings) as opened:
+            cancelled = await cancel(opened, task_ids, settings.schema, by=by, reason=reason)
+            left = [one for one in task_ids if one not in cancelled]
+            return cancelled, [one for one in left if await find_task(opened, one, settings.schema) is None]
+
+    cancelled, unknown = asyncio.run(run())
+    click.echo(f"{len(cancelled):,} tasks cancelled", err=True)
+    if unknown:
+        raise NotFoundError(f"there is no task {', '.join(map(str, unknown))}")
+    if ended := [one for one in task_ids if one not in cancelled]:
+        raise RefusedError(f"already completed or cancelled: {', '.join(map(str, ended))}")
+
+
+@task_command.command("retry")
+@click.argument("task_id", type=click.UUID)
+@click.option("--from", "stage", metavar="STAGE", required=True, help="The first stage to run again.")
+@options("database_url", "schema")
+@who_and_why
+def retry(task_id: UUID, stage: str, by: str, reason: str | None, **given: Any) -> None:
+    """Run a stage again, and every stage that comes after it, as if they had never run.
+
+    Their effects happen again: this is the one way in which a stage that was done runs a second time.
+    """
+    settings = read_settings(given)
+
+    async def run() -> list[str]:
+        async with connection(settings) as opened:
+            return await retry_from(opened, task_id, stage, settings.schema, by=by, reason=reason)
+
+    click.echo(f"will run again: {', '.join(asyncio.run(run()))}", err=True)

@@ -39,6 +39,9 @@ class Settings:
         default=timedelta(seconds=25),
         metadata={"doc": "how long a stopping process lets running work finish (Kubernetes kills after 30 s)"},
     )
+    retention: timedelta = field(
+        default=timedelta(days=30), metadata={"doc": "how long events and finished tasks are kept, at least"}
+    )
     crash_limit: int = field(
         default=5, metadata={"doc": "deliveries without an outcome after which a stage is a dead letter"}
     )
@@ -67,6 +70,8 @@ class Settings:
                 raise SettingsError(f"{name}: must be {least} to {most}, not {getattr(self, name)}")
         if self.lease < timedelta(seconds=1):
             raise SettingsError(f"lease: must be a second or more, not {self.lease}")
+        if not timedelta(hours=1) <= self.retention <= timedelta(days=30):
+            raise SettingsError(f"retention: must be an hour to 30 days, not {self.retention}")
         if self.grace < timedelta():
             raise SettingsError(f"grace: must not be negative, not {self.grace}")
         for name, schemes in (

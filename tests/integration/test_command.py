@@ -623,3 +623,77 @@ async def test_a_command_before_that_fails_is_told(
         with subtests.test(before=before), pytest.raises(StackError, match=message):
             async with stack(settings, folder=tmp_path, log=Log(), before=before):
                 pass
+
+
+# Acting on tasks and stages
+
+
+async def test_dead_letters_are_discarded_and_their_groups_shown(command: Command, road: Road) -> None:
+    task = await die(road, "ride")
+
+    groups = (await command("dead", "groups", "--json")).data
+    await command("dead", "discard", task, "--by", "ann", "--reason", "too late")
+
+    assert [(group["letters"], group["stage"]) for group in groups] == [(1, "ride")]
+    assert (await command("dead", "list", "--json")).data == []
+    assert await road.task(task, "status") == ("failed",)
+    assert (await road.events(task))[-1] == "DeadLetterDiscarded:ride"
+
+
+async def test_requeueing_at_a_rate_requeues_all_and_a_bad_rate_is_refused(command: Command, road: Road) -> None:
+    for _ in range(3):
+        await die(road, "ride")
+
+    for rate in ("0/s", "-1", "nonsense", "nan", "1e9/s"):
+        assert "no rate" in (await command("dead", "requeue", "--all", "--rate", rate, code=2)).err
+    finished = await command("dead", "requeue", "--all", "--rate", "100/s")
+
+    assert "3 dead letters requeued" in finished.err
+    assert (await command("dead", "list", "--json")).data == []
+
+
+async def test_a_task_is_cancelled_once(command: Command, road: Road) -> None:
+    task = await road.accept()
+
+    await command("task", "cancel", task, "--by", "ann")
+    again = await command("task", "cancel", task, code=4)
+    unknown = await command("task", "cancel", uuid4(), code=3)
+
+    assert await road.task(task, "status") == ("cancelled",)
+    assert "already" in again.err
+    assert "no task" in unknown.err
+
+
+async def test_a_task_is_run_again_from_a_stage(command: Command, road: Road) -> None:
+    task = await road.accept()
+    await road.complete(task)
+
+    finished = await command("task", "retry", task, "--from", "ride")
+
+    assert "arrive, ride" in finished.err
+    assert await road.task(task, "status") == ("in_progress",)
+    assert "no stage" in (await command("task", "retry", task, "--from", "nowhere", code=3)).err
+    await command("task", "retry", task, code=2)
+
+
+async def test_a_stage_is_paused_and_resumed(command: Command, road: Road) -> None:
+    async def is_paused() -> bool:
+        return bool((await road.ask("select paused from postroad.stage where stage = 'ride'"))[0][0])
+
+    await command("pause", "travel.ride")
+    assert await is_paused()
+    assert "already" in (await command("pause", "travel.ride")).err
+    await command("resume", "travel.ride")
+    assert not await is_paused()
+    assert "no stage" in (await command("pause", "travel.nowhere", code=3)).err
+    assert "PIPELINE.STAGE" in (await command("pause", "ride", code=2)).err
+
+
+async def test_pruning_says_what_it_drops_and_needs_a_marker_for_events(command: Command, road: Road) -> None:
+    await road.complete(await road.accept())
+
+    finished = await command("prune", "--dry-run")
+
+    assert "no marker yet" in finished.err
+    assert "0 tasks would be deleted" in finished.err
+    assert "retention" in (await command("prune", "--retention", "31d", code=78)).err

@@ -17,13 +17,7 @@ from postroad.intake.dead_letters import discard, list_dead_letters, list_groups
 from postroad.intake.pause import set_paused
 from postroad.intake.retry import retry_from
 from tests.integration.line import Line, numbers, open_line, until
-from tests.integration.road import TRAVEL, Road, open_road
-
-
-@pytest.fixture
-async def road(settings: Settings) -> AsyncIterator[Road]:
-    async with open_road(settings, TRAVEL) as made:
-        yield made
+from tests.integration.road import Road
 
 
 @asynccontextmanager
