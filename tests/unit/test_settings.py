@@ -93,6 +93,7 @@ def test_a_child_process_reads_the_same_settings() -> None:
         pool=3,
         host="::",
         port=0,
+        retention=timedelta(days=7),
         body_limit=1024,
         batch_limit=1 << 30,
     )
