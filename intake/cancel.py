@@ -17,6 +17,8 @@ async def cancel(
     whatever it still commits changes nothing; its own transaction is rolled back. ``by`` and ``reason`` stand in
     the task's journey.
     """
-    statement = Statements(__package__ or "", schema)["cancel"]
-    parameters = {"task_id": list(task_ids), "by": by, "reason": reason}
-    return [row.task_id for row in await connection.exec_driver_sql(statement, parameters)]
+    sql = Statements(__package__ or "", schema)
+    ids = {"task_id": list(task_ids)}
+    await connection.exec_driver_sql(sql["hold"], ids)
+    rows = await connection.exec_driver_sql(sql["cancel"], ids | {"by": by, "reason": reason})
+    return [row.task_id for row in rows]

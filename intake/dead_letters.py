@@ -77,7 +77,7 @@ async def requeue(
     """
     sql = Statements(__package__ or "", schema)
     ids = {"dead_letter_id": list(dead_letter_ids)}
-    await connection.exec_driver_sql(sql["hold"], ids)
+    await connection.exec_driver_sql(sql["hold_dead"], ids)
     rows = await connection.exec_driver_sql(sql["requeue"], ids | {"resolved_by": by, "reason": reason})
     requeued = [(row.task_id, row.stage) for row in rows]
     if requeued:

@@ -25,9 +25,10 @@ async def retry_from(
     a person has to ask for it. ``by`` and ``reason`` stand in the task's journey. Raises ``NotFoundError`` if there is
     no such task or stage, ``RefusedError`` if the task is cancelled.
     """
-    statement = Statements(__package__ or "", schema)["retry"]
+    sql = Statements(__package__ or "", schema)
+    await connection.exec_driver_sql(sql["hold"], {"task_id": [task_id]})
     parameters = {"task_id": task_id, "stage": stage, "by": by, "reason": reason}
-    stages = (await connection.exec_driver_sql(statement, parameters)).scalar_one_or_none()
+    stages = (await connection.exec_driver_sql(sql["retry"], parameters)).scalar_one_or_none()
     if stages is None:
         task = await find_task(connection, task_id, schema)
         if task is None:

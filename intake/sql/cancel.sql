@@ -1,12 +1,10 @@
 -- Cancel tasks that have not come to their end. Parameters: task_id uuid[], by text, reason text (null: none given).
--- Locks the tasks by task_id, as commits do. Their dead letters are discarded with them. An attempt that runs just
--- now finds another version when it commits, and changes nothing. Returns task_id of those that were cancelled.
+-- The caller holds the tasks (hold). Their dead letters are discarded with them. An attempt that runs just now finds
+-- another version when it commits, and changes nothing. Returns task_id of those that were cancelled.
 with held as materialized (
     select task_id, pipeline, traceparent
       from postroad.task
      where task_id = any (%(task_id)s::uuid[]) and status in ('pending', 'in_progress', 'failed')
-     order by task_id
-       for update
 ),
 task_written as (
     update postroad.task

@@ -1,6 +1,6 @@
 -- Give dead letters another chance: their stages begin anew, with all their attempts.
 -- Parameters: dead_letter_id bigint[], resolved_by text, reason text (null: none given).
--- The caller holds the tasks (hold). Only unresolved letters of tasks that were not cancelled.
+-- The caller holds the tasks (hold_dead). Only unresolved letters of tasks that were not cancelled.
 -- A task with another dead stage stays failed until that is requeued too. Returns task_id, stage of those requeued.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
 with letter as (

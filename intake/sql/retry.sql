@@ -1,13 +1,12 @@
 -- Run a stage of one task again, and every stage that comes after it, as if they had never run.
 -- Parameters: task_id uuid, stage text, by text, reason text (null: none given).
--- Locks the task. Not for a cancelled task. Their dead letters are resolved. Returns the stages (text[]) that will run
--- again; no row if the task is not there or is cancelled, or its pipeline has no such stage.
+-- The caller holds the task (hold). Not for a cancelled task. Their dead letters are resolved. Returns the stages
+-- (text[]) that will run again; no row if the task is not there or is cancelled, or its pipeline has no such stage.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
 with recursive held as materialized (
     select task_id, pipeline, traceparent, stages_done
       from postroad.task
      where task_id = %(task_id)s and status <> 'cancelled'
-       for update
 ),
 again as (
     select stage.stage
