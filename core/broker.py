@@ -5,6 +5,7 @@ first try, and it times out of a blocking read. Our clients never repeat anythin
 have a client of their own whose socket waits longer than the server does.
 """
 
+import asyncio
 import hashlib
 import zlib
 from collections.abc import Sequence
@@ -123,6 +124,16 @@ async def reset_if_demoted(client: "Redis", error: BaseException) -> None:
     """
     if str(error).startswith(("READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN", "You can't write")):
         await client.connection_pool.disconnect(inuse_connections=False)
+
+
+def heed_cancellation() -> None:
+    """Raise if this task was cancelled and nobody told it: for loops that would go on for ever.
+
+    redis-py sends by ``wait_for()``, which before Python 3.12 swallows a cancellation that comes as it returns.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _redis_url(url: str) -> str:

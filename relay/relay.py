@@ -62,7 +62,7 @@ class Relay:
         pause = 0.1
         try:
             while True:
-                _heed_cancellation()
+                broker.heed_cancellation()
                 try:
                     async with await connect_psycopg(self._settings, application="postroad relay") as connection:
                         pause = 0.1
@@ -128,7 +128,7 @@ class _Session:
 
     async def _relay(self) -> None:
         while True:
-            _heed_cancellation()
+            broker.heed_cancellation()
             await self._tick()
             is_behind = False
             for shard in self._shards:
@@ -225,7 +225,7 @@ class _Session:
         return await self._publish_page(shard, previous or [], Marker(window.tick, None))
 
     async def _publish_page(self, shard: Shard, page: list[Any], then: Marker) -> bool:
-        _heed_cancellation()
+        broker.heed_cancellation()
         entries = [
             Entry(event.pipeline, stage, event)
             for event in page
@@ -313,14 +313,6 @@ class _Session:
         cursor = await self._connection.execute(self._sql[statement])
         row = await cursor.fetchone()
         return bool(row and row[0])
-
-
-def _heed_cancellation() -> None:
-    """Raise if we were cancelled and a library did not tell: redis-py sends by wait_for(), which before Python 3.12
-    swallows a cancellation that comes as it returns. So every loop that talks to Redis asks."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _now() -> float:

@@ -16,7 +16,7 @@ import psycopg
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ..core.broker import Keys, Scripts, group_name
+from ..core.broker import Keys, Scripts, group_name, heed_cancellation
 from ..core.database import Statements, connect_psycopg
 from ..core.errors import first_line
 from ..core.settings import Settings
@@ -51,6 +51,7 @@ class Sweep:
     async def run(self) -> None:
         """Sweep until cancelled, two rounds in each margin. Of servers that are away the relay complains."""
         while True:
+            heed_cancellation()
             await asyncio.sleep(self._margin.total_seconds() / 2)
             try:
                 async with await connect_psycopg(self._settings, application="postroad sweep") as connection:

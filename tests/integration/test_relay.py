@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import random
 import types
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +31,7 @@ from postroad.outbox.ticks import PAGE, Appended, Ticks
 from postroad.relay import relay as module
 from postroad.relay.publish import Entry, Marker, Publication, Shard
 from postroad.relay.relay import Relay, _Session
+from postroad.relay.sweep import Sweep
 from tests.integration.line import until
 from tests.integration.proxy import LossyProxy
 from tests.integration.road import Road, open_road, pipeline
@@ -536,17 +539,28 @@ async def test_a_look_at_a_shard_tells_what_is_gone_and_changes_nothing(post: Po
 # Death at any point.
 
 
-class Mortal:
-    """A relay that is cancelled where it waits for the ``last``-th time; ``died_at`` is what ``phase`` was then."""
+ABRUPT = pytest.mark.filterwarnings("ignore::ResourceWarning")
+"""For tests in which connections and cursors are given up wherever they stand."""
 
-    def __init__(self, settings: Settings, last: int) -> None:
-        self.phase = ""
+
+@pytest.fixture
+def burial() -> Iterator[None]:
+    """Closes the connections that were given up while they were made: Postgres would wait for a minute for each."""
+    yield
+    gc.collect()
+
+
+class Mortal:
+    """Work that is cancelled where it waits for the ``last``-th time; ``died_at`` is what ``phase`` was then."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], last: int, *, phase: str = "") -> None:
+        self.phase = phase
         self.died_at = ""
-        self._relay = Relay(settings)
+        self._work = work
         self._last = last
 
     async def run(self) -> None:
-        await self._until_cancelled(self._relay.run())
+        await self._until_cancelled(self._work)
 
     @types.coroutine
     def _until_cancelled(self, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
@@ -567,8 +581,10 @@ class Mortal:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:.*AsyncServerCursor:ResourceWarning")  # it went with its connection
-async def test_a_relay_may_die_wherever_it_waits(post: Post, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@ABRUPT
+async def test_a_relay_may_die_wherever_it_waits(
+    post: Post, quick: None, burial: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it begins, publishes in pages, replaces a stream: the next relay does the rest."""
     monkeypatch.setattr(_Session, "_lead", no_lock)
     died_at: Counter[str] = Counter()
@@ -585,7 +601,7 @@ async def test_a_relay_may_die_wherever_it_waits(post: Post, quick: None, monkey
 
 async def one_life(post: Post, last: int) -> str:
     """One relay that dies, another that finishes; returns what the first one was at."""
-    mortal = Mortal(post.settings, last)
+    mortal = Mortal(Relay(post.settings).run(), last, phase="beginning")
     relays = [asyncio.create_task(mortal.run())]
 
     async def reach(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -602,7 +618,6 @@ async def one_life(post: Post, last: int) -> str:
         return set(counted.values()) == {1}
 
     try:
-        mortal.phase = "beginning"
         accepted = [await post.road.accept(FORK) for _ in range(2)]
         await reach(lambda: post.has(accepted))
 
@@ -630,7 +645,10 @@ async def one_life(post: Post, last: int) -> str:
 
 
 @pytest.mark.timeout(300)
-async def test_a_rebuild_may_die_wherever_it_waits(post: Post, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@ABRUPT
+async def test_a_rebuild_may_die_wherever_it_waits(
+    post: Post, quick: None, burial: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the streams in place nothing but the marker, set last, says whether all was asked for."""
     monkeypatch.setattr(_Session, "_lead", no_lock)
     accepted = [await post.road.accept(FORK) for _ in range(2)]
@@ -640,8 +658,7 @@ async def test_a_rebuild_may_die_wherever_it_waits(post: Post, quick: None, monk
     for last in itertools.count(1):
         before = len(await post.entries("start"))
         await post.client.delete(post.keys.marker(0))
-        mortal = Mortal(post.settings, last)
-        mortal.phase = "rebuilding"
+        mortal = Mortal(Relay(post.settings).run(), last, phase="rebuilding")
         relay = asyncio.create_task(mortal.run())
         await until(functools.partial(is_done_or, relay, post.is_caught_up))
         relay.cancel()
@@ -653,6 +670,16 @@ async def test_a_rebuild_may_die_wherever_it_waits(post: Post, quick: None, monk
         if not mortal.died_at:
             break
     assert last > 15
+
+
+@ABRUPT
+async def test_a_cancelled_sweep_ends_wherever_it_waits(post: Post, burial: None) -> None:
+    async with relaying(post.settings):
+        await post.caught_up()
+    for last in range(1, 60):
+        sweep = Sweep(post.settings, post.client, margin=timedelta(milliseconds=1))
+
+        await asyncio.wait_for(asyncio.gather(Mortal(sweep.run(), last).run(), return_exceptions=True), 10)
 
 
 async def is_done_or(relay: asyncio.Task[None], condition: Callable[[], Awaitable[bool]]) -> bool:
