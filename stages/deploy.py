@@ -48,11 +48,13 @@ def definition(pipeline: Pipeline) -> dict[str, Any]:
 async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str) -> Deployment:
     """Make ``pipeline``'s graph the one in force, in the transaction of ``connection``.
 
-    Does nothing if it is already. If it changed, every stage that is ready by the new graph is asked for. Raises
+    Does nothing if it is already. If it changed, every stage that is ready by the new graph is asked for, and tasks
+    that have nothing left to do are completed. Raises
     ``DeclarationError`` for a graph that cannot be.
     """
     wanted = definition(pipeline)
     sql = Statements(__package__ or "", schema)
+    await connection.exec_driver_sql(sql["lock_deployments"])
     recorded = (
         await connection.exec_driver_sql(
             sql["record_pipeline"], {"pipeline": pipeline.name, "definition": encode(wanted)}
@@ -73,6 +75,7 @@ async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str) -
     if not recorded.is_new:
         pairs = [(pipeline.name, stage.name) for stage in stages]
         await connection.exec_driver_sql(*ready_stages(schema, reason="deploy", stages=pairs))
+        await connection.exec_driver_sql(sql["complete"], {"pipeline": pipeline.name})
     return Deployment(pipeline.name, recorded.version, "new" if recorded.is_new else "changed")
 
 
@@ -82,6 +85,7 @@ async def record_if_new(connection: AsyncConnection, pipeline: Pipeline, stages:
     Warns if the graph in force is another one; raises ``RefusedError`` if it lacks one of ``stages``, which would wait
     for entries that never come.
     """
+    await connection.exec_driver_sql(Statements(__package__ or "", schema)["lock_deployments"])
     in_force, version = await _in_force(connection, pipeline.name, schema)
     if in_force is None:
         deployment = await deploy(connection, pipeline, schema)

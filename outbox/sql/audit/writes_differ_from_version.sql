@@ -1,10 +1,11 @@
 -- Tasks, no older than the oldest event that is kept, with another number of writes than their version says: each of
--- acceptance, outcome, requeue, retry and cancellation raises it by one and appends its event.
+-- acceptance, outcome, requeue, retry, cancellation, and completion by a deployment raises it by one and appends its event.
 select count(*)
   from postroad.task
  where created_at >= (select min(occurred_at) from postroad.outbox)
    and version <> (select count(*)
                      from postroad.outbox
                     where outbox.task_id = task.task_id
-                      and type in ('TaskCreated', 'StageCompleted', 'StageFailed', 'StageSnoozed', 'StageDead',
-                                   'StageRequeued', 'TaskCancelled', 'TaskRetried'))
+                      and (type in ('TaskCreated', 'StageCompleted', 'StageFailed', 'StageSnoozed', 'StageDead',
+                                    'StageRequeued', 'TaskCancelled', 'TaskRetried')
+                           or type = 'TaskCompleted' and data ->> 'reason' = 'deploy'))
