@@ -36,7 +36,7 @@ AWAY = "Postgres at postgresql://rider:***@127.0.0.1:1/nowhere does not answer"
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
-def test_a_command_that_cannot_run_says_why_in_one_line(
+def test_a_command_that_cannot_run_says_why_in_its_last_line(
     tmp_path: Path, arguments: list[str], environment: dict[str, str], code: int, message: str
 ) -> None:
     nothing = Deployment(Settings(), tmp_path)
@@ -45,11 +45,9 @@ def test_a_command_that_cannot_run_says_why_in_one_line(
     ended = nothing.run(*arguments, input='{"payload": 1}\n', environment=inherited | environment)
 
     assert ended.code == code
-    assert message in ended.err
+    assert message in ended.err.splitlines()[-1]
     assert "secret" not in ended.err
     assert "Traceback" not in ended.err
-    # Click shows how a command is used; what went wrong is one line.
-    assert len(ended.err.splitlines()) == (4 if code == 2 else 1), ended.err
 
 
 @pytest.mark.parametrize("command", ["serve", "relay", "stage"])
