@@ -192,6 +192,8 @@ class Consumer:
     async def _hand_back(self, entries: Collection[str]) -> None:
         """Let anybody take those of ``entries`` that are still ours, at once; no attempt is counted."""
         left = [entry_id for entry_id in entries if entry_id in self._held]
+        # An attempt that was cancelled before its first step could not say that it is over.
+        self._running = {task_id: entry_id for task_id, entry_id in self._running.items() if entry_id not in left}
         if not left:
             return
         log.info("handing %d entries of %s back", len(left), self.stage.full_name)
@@ -326,8 +328,9 @@ class Consumer:
         held = self._held.get(entry_id)
         return held is not None and not held.is_parting
 
-    def _release(self, entry_id: str, held: Held) -> None:
-        if self._held.get(entry_id) is held:
+    def _release(self, entry_id: str, held: Held | None) -> None:
+        """Forget an entry, unless it was handed back, or has come again, since it was ``held``."""
+        if held is not None and self._held.get(entry_id) is held:
             del self._held[entry_id]
         self._has_room.set()
 
@@ -344,6 +347,9 @@ class Consumer:
         """Load a batch and start each of its entries; the ones with nothing to do are acknowledged at once."""
         if self._stopping.is_set():
             return  # They are handed back.
+        if self._is_paused:
+            await self._hand_back([_entry_id(one) for one in deliveries])
+            return
         tasks = list({one.task_id for one in deliveries if isinstance(one, Envelope)})
         loaded = await persist("loading", lambda: self._ledger.load(self.stage, tasks)) if tasks else {}
         for delivery in deliveries:
@@ -380,7 +386,7 @@ class Consumer:
             current.uncancel()
             settled = Settled(None)
         finally:
-            entry_id = self._running.pop(work.task_id)
+            entry_id = self._running.pop(work.task_id, envelope.entry_id)
         await self._let_entry_go(entry_id, work, settled, began)
 
     async def _settle(self, envelope: Envelope, work: Work, held: Held) -> Settled:
@@ -427,13 +433,14 @@ class Consumer:
     # Letting go
 
     async def _finish(self, entry_id: str) -> None:
-        held = self._held[entry_id]
+        held = self._held.get(entry_id)
         await self._acknowledging.submit(entry_id)
         self._release(entry_id, held)
 
     async def _rest(self, entry_id: str, delay: timedelta) -> None:
-        held = self._held[entry_id]
-        held.is_parting = True
+        held = self._held.get(entry_id)
+        if held is not None:
+            held.is_parting = True
         await self._parking.submit((entry_id, delay))
         self._release(entry_id, held)
 

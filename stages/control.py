@@ -52,9 +52,11 @@ class Control:
             try:
                 await self.look()
             except Exception as error:
-                if not is_transient(error):
-                    raise
-                log.debug("control pauses: %s", first_line(error))
+                if is_transient(error):
+                    log.debug("control pauses: %s", first_line(error))
+                else:
+                    # Nobody would miss this loop, if it ended, before somebody pauses a stage in vain.
+                    log.exception("a fault in the worker itself; pauses and cancellations are not heard")
             await asyncio.sleep(INTERVAL)
 
     async def look(self) -> None:

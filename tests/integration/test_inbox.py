@@ -339,6 +339,23 @@ async def test_entries_of_a_consumer_are_taken_only_when_its_heartbeat_is_gone(r
     assert {owner for owner, _ in (await road.pending()).values()} == {"me"}
 
 
+async def test_a_consumer_whose_heartbeat_comes_back_at_the_last_moment_keeps_its_entries(road: Road) -> None:
+    me, other = road.inbox("me"), road.inbox("other")
+    added = await road.add(3)
+    await other.read(3)
+    look = me._dead
+
+    async def look_and_dawdle() -> list[tuple[str, int]]:
+        dead = await look()
+        await road.live("other")
+        return dead
+
+    me._dead = look_and_dawdle  # type: ignore[method-assign]
+
+    assert await me.reclaim_dead(10) == []
+    assert await road.pending() == dict.fromkeys(added, ("other", 1))
+
+
 async def test_what_is_ours_is_not_taken_from_ourselves_though_our_heartbeat_is_gone(road: Road) -> None:
     me = road.inbox("me")
     await road.add(3)

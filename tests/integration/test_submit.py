@@ -40,8 +40,8 @@ async def test_processes_that_are_given_the_same_tasks_in_any_order_do_not_deadl
         return await asyncio.gather(*(submitter.submit(submission(one, key=keys[one])) for one in order))
 
     try:
-        for _ in range(12):
-            tasks = [new_task_id() for _ in range(60)]
+        for _ in range(20):
+            tasks = [new_task_id() for _ in range(40)]
             keys = {one: f"key-{chance.random()}" if chance.random() < 0.5 else None for one in tasks}
             answers = await asyncio.gather(*(submit(submitter, tasks, keys) for submitter in submitters))
 
@@ -50,7 +50,7 @@ async def test_processes_that_are_given_the_same_tasks_in_any_order_do_not_deadl
     finally:
         for engine in engines:
             await engine.dispose()
-    assert await road.count("task") == {"task": 12 * 60}
+    assert await road.count("task") == {"task": 20 * 40}
     assert await deadlocks(road) == 0
     assert await road.violated() == {}
 

@@ -673,6 +673,27 @@ async def test_entries_of_a_reclaim_whose_reply_was_lost_are_run(own_settings: S
         await until(line.is_quiet)
 
 
+async def test_entries_of_a_read_whose_reply_was_lost_are_run(own_settings: Settings) -> None:
+    async def ride(task: Task) -> None: ...
+
+    async with LossyProxy(own_settings.redis_url).serving() as proxy, open_line(own_settings, one_stage(ride)) as line:
+        line.work(redis_url=proxy.url)
+        await line.submit({})
+        assert await line.are_finished() == {"completed": 1}
+        proxy.lose("xreadgroup", times=3)
+
+        async def three_are_lost() -> bool:
+            await line.submit({})
+            return proxy.lost == 3
+
+        await until(three_are_lost)
+        tasks = await line.road.count("task")
+
+        assert await line.are_finished() == {"completed": tasks["task"]}
+        assert await line.road.ask("select distinct attempts from postroad.stage_run") == [(1,)]
+        await until(line.is_quiet)
+
+
 # Workers that die, freeze or stop
 
 
@@ -859,6 +880,39 @@ async def test_a_handler_that_ignores_its_cancellation_keeps_no_worker_from_stop
         assert not held.work.done()
         gate.set()
         await asyncio.wait([held.work])
+
+
+async def test_an_entry_that_comes_to_a_paused_stage_waits_until_it_is_resumed(settings: Settings) -> None:
+    runs: list[int] = []
+
+    async def ride(task: Task) -> None:
+        runs.append(task.attempt)
+
+    async def miss() -> None:
+        """Interrupt a read just before it begins."""
+
+    async with open_line(settings, one_stage(ride)) as line:
+        worker = line.work()
+        consumer = worker._consumers[0]
+
+        async def is_waiting() -> bool:
+            return consumer._inbox._reader_id is not None and await line.has_stream("ride")
+
+        await until(is_waiting)
+        consumer._inbox.interrupt = miss  # type: ignore[method-assign]
+        await line.road.ask("update postroad.stage set paused = true")
+
+        async def is_paused() -> bool:
+            return consumer._is_paused
+
+        await until(is_paused)
+        await line.submit({})
+        await until(lambda: line.are_parked("ride"))
+        assert runs == []
+        await line.road.ask("update postroad.stage set paused = false")
+
+        assert await line.are_finished() == {"completed": 1}
+        assert runs == [1]
 
 
 async def test_stopping_twice_is_stopping_once(settings: Settings) -> None:
