@@ -27,7 +27,9 @@ def test_a_database_url_that_is_none_is_told_without_its_password(url: str) -> N
     assert "ret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["", "redis://user:p#ss@host", "redis://user:p[ss@host", "redis://user:pass@host:port/0"])
+@pytest.mark.parametrize(
+    "url", ["", "redis://user:p#ss@host", "redis://user:p[ss@host", "redis://user:pass@host:port/0"]
+)
 def test_a_redis_url_that_is_none_is_told_without_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="REDIS_URL") as caught:
         broker.command_client(Settings(redis_url=url))
