@@ -58,6 +58,9 @@ class Sweep:
                     await self.round(connection)
             except (psycopg.Error, RedisError, OSError) as error:
                 log.info("sweeping pauses: %s", first_line(error))
+            except Exception:
+                # It runs beside the relay, which must not end with it, and nobody else would hear of this.
+                log.exception("a fault in the sweep; it goes on")
 
     async def round(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """Look at every stage once; returns how many stages of tasks were asked for again."""
