@@ -18,7 +18,7 @@ def runs(folder: Path, process: Process) -> int:
     return len(list(folder.glob(f"*-{process.pid}")))
 
 
-def test_a_busy_worker_that_is_stopped_hands_the_rest_back_at_once_and_exits_with_0(
+def test_what_is_stopped_exits_with_0_and_a_busy_worker_hands_the_rest_back_at_once(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     deployment.start(lease=LONG, grace=timedelta(seconds=1))
@@ -37,6 +37,9 @@ def test_a_busy_worker_that_is_stopped_hands_the_rest_back_at_once_and_exits_wit
     soon.touch()
     assert worker.wait() == 0
     assert time.monotonic() - began < 15, "it took much longer than its grace"
+    for name in ("intake", "relay"):
+        assert deployment.processes[name].terminate() == 0
+    deployment.processes["relay"].start()
     late.touch()
 
     # Not after the lease: that is longer than anybody waits here.
@@ -63,19 +66,6 @@ def test_a_second_sigterm_ends_a_worker_at_once_with_130(deployment: Deployment,
     gate.touch()
     worker.start()
     assert deployment.wait_until_finished(1) == {"completed": 1}
-    deployment.audit()
-
-
-def test_relay_and_intake_exit_with_0_when_they_are_stopped(deployment: Deployment) -> None:
-    deployment.start()
-    deployment.submit("road", *({"length": number} for number in range(30)))
-
-    assert deployment.processes["relay"].terminate(seconds=10) == 0
-    assert deployment.processes["intake"].terminate(seconds=10) == 0
-    deployment.relay()
-
-    assert deployment.wait_until_finished(30) == {"completed": 30}
-    assert deployment.processes["worker"].terminate(seconds=10) == 0
     deployment.audit()
 
 
