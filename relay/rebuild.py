@@ -33,7 +33,8 @@ async def rebuild_shard(
     for stage in held:
         await shard.create(*stage)
     is_ours = await shard.set_marker(Marker(tick.tick, None), seen=seen)
-    log.warning("rebuilt shard %d (%s): %d stages asked for again", shard.number, reason, asked)
+    level = logging.WARNING if asked else logging.INFO
+    log.log(level, "rebuilt shard %d (%s): %d stages asked for again", shard.number, reason, asked)
     return is_ours
 
 
