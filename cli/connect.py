@@ -5,17 +5,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import click
-from alembic.util import CommandError
 from psycopg.errors import InsufficientPrivilege
 from redis.exceptions import RedisError
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .. import migrations
 from ..core.backoff import Pause
 from ..core.broker import command_client
-from ..core.database import lost_connection, make_engine, sqlalchemy_url
+from ..core.database import REVISION, current_revision, lost_connection, make_engine, sqlalchemy_url
 from ..core.errors import RefusedError, SchemaError, UnreachableError, first_line
 from ..core.settings import Settings, masked
 
@@ -26,35 +24,24 @@ async def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -
     await asyncio.to_thread(check_schema, settings)
     engine = make_engine(settings, application="postroad", pool=3)
     try:
-        with _translated(settings):
+        with translated(settings):
             async with engine.execution_options(isolation_level=isolation).begin() as opened:
                 yield opened
     finally:
         await engine.dispose()
 
 
-def migrate(settings: Settings) -> None:
-    """Bring the database to the newest version. Raises ``UnreachableError`` and, if it is newer, ``SchemaError``."""
-    try:
-        with _translated(settings):
-            migrations.upgrade(settings.database_url, settings.schema)
-    except CommandError as error:
-        raise SchemaError(f"schema {settings.schema!r} is of another version of postroad: {error}") from error
-
-
 def check_schema(settings: Settings) -> None:
     """Raise ``SchemaError`` unless the tables are those of this version, ``UnreachableError`` if Postgres is away."""
     engine = create_engine(sqlalchemy_url(settings.database_url), connect_args={"connect_timeout": 5})
     try:
-        with _translated(settings), engine.connect() as opened:
-            current = migrations.current(opened, settings.schema)
+        with translated(settings), engine.connect() as opened:
+            current = current_revision(opened, settings.schema)
     finally:
         engine.dispose()
-    if current != migrations.head():
+    if current != REVISION:
         found = f"is at revision {current}" if current else "has no tables of postroad"
-        raise SchemaError(
-            f"schema {settings.schema!r} {found}, this version needs {migrations.head()}: run postroad migrate"
-        )
+        raise SchemaError(f"schema {settings.schema!r} {found}, this version needs {REVISION}: run postroad migrate")
 
 
 async def wait_for_postgres(settings: Settings) -> None:
@@ -88,7 +75,7 @@ async def wait_for_redis(settings: Settings) -> None:
 
 
 @contextmanager
-def _translated(settings: Settings) -> Iterator[None]:
+def translated(settings: Settings) -> Iterator[None]:
     """What a driver says that the user can do something about, as an error of ours without the password."""
     server = f"Postgres at {masked(settings.database_url)}"
     try:

@@ -1,4 +1,4 @@
-"""``postroad migrate``, ``deploy`` and ``audit``: the tables, what is declared in them, and whether it holds."""
+"""``postroad deploy`` and ``audit``: what is declared in the tables, and whether it holds."""
 
 import asyncio
 import json
@@ -6,28 +6,11 @@ from typing import Any
 
 import click
 
-from .. import migrations
 from ..outbox.audit import Finding, audit
 from ..stages.deploy import Deployment, deploy
 from .app import load_app
-from .connect import connection, migrate
+from .connect import connection
 from .options import options, read_settings
-
-
-@click.command("migrate")
-@options("database_url", "schema")
-@click.option("--sql", is_flag=True, help="Print the SQL instead of running it.")
-def migrate_command(sql: bool, **given: Any) -> None:
-    """Bring the database to the newest version.
-
-    Does nothing if it is there already; several at once wait for each other.
-    """
-    settings = read_settings(given)
-    if sql:
-        click.echo(migrations.upgrade_sql(settings.schema), nl=False)
-        return
-    migrate(settings)
-    click.echo(f"schema {settings.schema} is at revision {migrations.head()}", err=True)
 
 
 @click.command("deploy")

@@ -20,7 +20,8 @@ from ..core.servers import embedded
 from ..core.settings import Settings, masked
 from ..stages.deploy import deploy
 from .app import load_app, select_stages
-from .connect import connection, migrate
+from .connect import connection
+from .migrate import migrate
 from .supervisor import Log, Supervisor
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Identity,
     Integer,
     LargeBinary,
@@ -24,6 +25,10 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    func,
+    literal_column,
+    select,
+    table,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 from sqlalchemy.engine import URL, make_url
@@ -39,6 +44,10 @@ log = logging.getLogger(__name__)
 
 SCHEMA = "postroad"
 """The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
+
+
+REVISION = "0001"
+"""The revision of our tables that this code needs: the newest migration."""
 
 
 class _Named(UserDefinedType[Any]):
@@ -232,6 +241,17 @@ async def connect_psycopg(settings: Settings, *, application: str) -> psycopg.As
         keepalives_interval=5,
         keepalives_count=3,
     )
+
+
+def current_revision(connection: Connection, schema: str) -> str | None:
+    """The revision of the tables in ``schema``; ``None`` if there are none of ours.
+
+    Alembic knows it too, but takes longer to import than a process needs to start otherwise.
+    """
+    if connection.scalar(select(func.to_regclass(f"{schema}.alembic_version"))) is None:
+        return None
+    recorded = select(literal_column("version_num", Text)).select_from(table("alembic_version", schema=schema))
+    return connection.scalar(recorded)
 
 
 _TRANSIENT_STATES = ("08", "40", "53", "57", "58", "25006", "55P03", "XX000")

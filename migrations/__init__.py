@@ -8,7 +8,6 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine
 
@@ -38,15 +37,10 @@ def upgrade_sql(schema: str = "postroad") -> str:
 
 
 def head() -> str:
-    """The revision that this version of the code needs."""
+    """The newest revision; a test sees to it that ``core.database.REVISION`` says the same."""
     revision = ScriptDirectory.from_config(_config("postroad", None)).get_current_head()
     assert revision is not None
     return revision
-
-
-def current(connection: Connection, schema: str) -> str | None:
-    """The revision of ``schema``; ``None`` if it was never migrated."""
-    return MigrationContext.configure(connection, opts={"version_table_schema": schema}).get_current_revision()
 
 
 def _config(schema: str, connection: Connection | None, output: io.StringIO | None = None) -> Config:

@@ -16,9 +16,17 @@ from sqlalchemy import Column, Connection, create_engine
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import SchemaItem
 
-from postroad.core.database import in_schema, metadata, outbox_table, sqlalchemy_url, tick_table
+from postroad.core.database import (
+    REVISION,
+    current_revision,
+    in_schema,
+    metadata,
+    outbox_table,
+    sqlalchemy_url,
+    tick_table,
+)
 from postroad.core.servers import Servers
-from postroad.migrations import current, head, upgrade, upgrade_sql
+from postroad.migrations import head, upgrade, upgrade_sql
 
 CATALOG = """
 select 'relation', c.relname, '', c.relkind::text, array_to_string(c.reloptions, ','),
@@ -79,7 +87,7 @@ def revision(url: str, schema: str = "postroad") -> str | None:
     engine = create_engine(sqlalchemy_url(url))
     try:
         with engine.connect() as connection:
-            return current(connection, schema)
+            return current_revision(connection, schema)
     finally:
         engine.dispose()
 
@@ -91,7 +99,7 @@ def test_a_database_that_was_never_migrated_has_no_revision(bare: str) -> None:
 def test_an_upgrade_leads_to_the_revision_that_the_code_needs(bare: str) -> None:
     upgrade(bare)
 
-    assert revision(bare) == head()
+    assert revision(bare) == head() == REVISION
     assert revision(bare, "other") is None
 
 
