@@ -153,7 +153,13 @@ class Consumer:
 
     async def _end_reading(self, reading: asyncio.Task[None]) -> None:
         """Once we stop, end the read that waits: again and again, for one that begins just now is not to be hit."""
-        await self._stopping.wait()
+        try:
+            await self._stopping.wait()
+        finally:
+            # Cancelled, as when another loop failed, the loops must end by the flag: asyncio.wait_for, which redis-py
+            # uses, loses cancellations before Python 3.12.
+            self._stopping.set()
+            self._has_room.set()
         while not reading.done():
             # If Redis is away the read ends by itself.
             with contextlib.suppress(RedisError, OSError):

@@ -962,6 +962,41 @@ async def test_a_worker_that_waits_for_entries_stops_at_once(settings: Settings)
         assert min(waited) < BLOCK.total_seconds() / 2
 
 
+async def test_a_worker_whose_reading_fails_ends_with_that_error_and_without_a_heartbeat(
+    settings: Settings,
+) -> None:
+    travel = Pipeline("travel")
+    waiting = asyncio.Event()
+
+    @travel.stage()
+    async def pack(task: Task) -> None: ...
+
+    @travel.stage(after="pack")
+    async def ride(task: Task) -> None: ...
+
+    async def fail(count: int) -> Any:
+        await waiting.wait()
+        raise RuntimeError("a fault")
+
+    async def lose_cancellation(count: int) -> Any:
+        """As asyncio.wait_for does, before Python 3.12, within redis-py."""
+        waiting.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return [], None
+
+    async with open_line(settings, travel) as line:
+        worker = line.work()
+        worker._consumers[0]._inbox.read = fail  # type: ignore[method-assign]
+        worker._consumers[1]._inbox.reclaim_due = lose_cancellation  # type: ignore[method-assign]
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(line.finish(worker), 30)
+
+        assert caught.group_contains(RuntimeError, match="a fault")
+        assert await line.client.keys(line.keys.alive(0, "*")) == []
+
+
 async def test_a_worker_without_redis_stops_too(own_settings: Settings, own_valkey: Valkey) -> None:
     gate = asyncio.Event()
     started = asyncio.Event()
