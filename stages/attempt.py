@@ -1,6 +1,7 @@
 """One attempt of a stage, from the loaded work to the committed outcome. Knows handlers and Postgres, no Redis."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -72,7 +73,9 @@ class Attempts:
                 run = Run(Retry(f"the transaction failed: {first_line(error)}"))
                 is_lost = connection.invalidated and _tells_of_loss(error)
             finally:
-                await connection.close()
+                # If the server is lost only now, it has rolled back by itself.
+                with contextlib.suppress(DBAPIError):
+                    await connection.close()
             if not is_lost:
                 return run
             loaded = await persist("loading", lambda: self._ledger.load(self._stage, [work.task_id]))

@@ -505,6 +505,28 @@ async def test_a_handler_that_always_breaks_its_connection_fails(settings: Setti
         assert runs == [1] * attempt_module.LOST_CONNECTIONS
 
 
+async def test_a_connection_that_breaks_after_the_handler_costs_its_outcome_nothing(settings: Settings) -> None:
+    runs: list[int] = []
+    lines: list[Line] = []
+
+    async def ride(task: Task, connection: AsyncConnection) -> None:
+        runs.append(task.attempt)
+        pid = (await connection.execute(text("select pg_backend_pid()"))).scalar_one()
+        # Waits until it is gone.
+        await lines[0].road.ask("select pg_terminate_backend(:pid, 10000)", pid=pid)
+        raise Reject("never")
+
+    async with open_line(settings, one_stage(ride)) as line:
+        lines.append(line)
+        line.work()
+        (task_id,) = await line.submit({})
+
+        assert await line.are_finished() == {"failed": 1}
+
+        assert await line.letter(task_id) == ("never", None, 1)
+        assert runs == [1]
+
+
 # Servers that fail
 
 
