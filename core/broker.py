@@ -101,6 +101,7 @@ def heartbeat_client(settings: Settings) -> "redis_sync.Redis":
     return redis_sync.Redis.from_url(
         _redis_url(settings.redis_url),
         decode_responses=True,
+        encoding_errors="replace",  # bytes of a foreign entry must not end the worker that reads it
         socket_timeout=3,
         socket_connect_timeout=3,
         retry=None,
@@ -150,6 +151,7 @@ def _client(settings: Settings, *, connections: int, pool_timeout: float | None,
             max_connections=connections,
             timeout=pool_timeout,
             decode_responses=True,
+            encoding_errors="replace",  # bytes of a foreign entry must not end the worker that reads it
             legacy_responses=False,
             retry=None,
             socket_timeout=socket_timeout,

@@ -149,8 +149,9 @@ async def test_an_entry_that_is_none_of_ours_comes_as_its_id(road: Road) -> None
     inbox = road.inbox("me")
     alien = await road.client.xadd(road.stream, {"hello": "world"})
     broken = await road.client.xadd(road.stream, {"event": "x", "type": "", "task": "no uuid", "time": "0"})
+    foreign = await road.client.xadd(road.stream, {b"\xff\xfe": b"\x80 no UTF-8"})
 
-    assert await inbox.read(5) == [alien, broken]
+    assert await inbox.read(5) == [alien, broken, foreign]
 
 
 async def test_a_read_of_nothing_ends_by_itself(road: Road) -> None:
