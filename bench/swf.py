@@ -1,6 +1,6 @@
 """A real job log through the provisioning example, with real processes, under fire from beginning to end.
 
-Every few seconds the relay or a worker is killed with SIGKILL, Redis is wiped, or killed and started empty. At the end
+Every few seconds the relay, a worker or Redis is killed with SIGKILL, or Redis is wiped. At the end
 everything that was accepted must be terminal, nothing done twice, nothing oversold.
 """
 

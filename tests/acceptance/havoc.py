@@ -9,7 +9,7 @@ from tests.acceptance.deployment import Deployment
 
 
 class Havoc:
-    """Strikes a deployment: kills its relay and its workers with SIGKILL, wipes and restarts its Redis.
+    """Strikes a deployment: kills its relay, its workers and its Redis with SIGKILL, and wipes Redis.
 
     ``valkey`` is the server to restart; without it Redis is only wiped. What was killed comes back by
     ``Deployment.revive``.
@@ -54,4 +54,4 @@ class Havoc:
         assert self._valkey is not None
         self._valkey.kill()
         self._valkey.start()
-        return "restart of Redis, empty"
+        return "kill -9 of Redis"
