@@ -47,6 +47,15 @@ class GroupCommit(Generic[Item, Result]):
         while self._running is not None:
             await asyncio.shield(self._running)
 
+    async def cancel(self, *, within: float) -> None:
+        """End the write that runs, and cancel all who wait; wait at most ``within`` seconds for it to end.
+
+        Before the connections that it writes over are closed: one that comes back later is closed by nobody.
+        """
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running], timeout=within)
+
     async def _run(self) -> None:
         group: list[tuple[Item, asyncio.Future[Result]]] = []
         try:

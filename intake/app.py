@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 LARGE = 64 * 1024
 """Bytes of a body beyond which it is read in a thread: that takes a while, and others want to be served meanwhile."""
 
+CLEAN_UP = 5.0
+"""Seconds that a commit has to end when the server stops."""
+
 
 def create_app(settings: Settings) -> Starlette:
     """The application for one deployment; it connects when it is started."""
@@ -44,6 +47,7 @@ def create_app(settings: Settings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        await door.close()
         await engine.dispose()
 
     return Starlette(
@@ -71,6 +75,10 @@ class Door:
         self._settings = settings
         self._engine = engine
         self._submitter = Submitter(engine, settings.schema)
+
+    async def close(self) -> None:
+        """End what is still being committed for callers that have gone."""
+        await self._submitter.cancel(within=CLEAN_UP)
 
     async def submit(self, request: Request) -> Response:
         """Accept one task: 202 after the commit; the same key and body again, the same answer."""

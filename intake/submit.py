@@ -109,6 +109,10 @@ class Submitter:
         """Accept ``submissions``, sharing commits; the answers are in their order. Raises like ``submit``."""
         return await asyncio.gather(*(self.submit(submission) for submission in submissions))
 
+    async def cancel(self, *, within: float) -> None:
+        """End the commit that runs, before the engine is disposed of; wait at most ``within`` seconds."""
+        await self._group.cancel(within=within)
+
     async def _accept(self, group: Sequence[Submission]) -> Sequence[Answer]:
         async with self._engine.begin() as connection:
             return await accept(connection, group, self._sql)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -56,26 +56,8 @@ class Attempts:
         """
         pause = Pause()
         for _ in range(LOST_CONNECTIONS):
-            connection = await persist("connecting", lambda: self._engine.connect().start())
-            commits: list[object] = []
-            event.listen(connection.sync_connection, "commit", commits.append)
-            try:
-                await connection.begin()
-                run = await run_handler(self._stage, work.task(self._stage), self._threads, connection)
-                if commits:
-                    # No retry: it would commit its writes once more.
-                    reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
-                    return Run(Reject(reason), run.error)
-                if isinstance(run.outcome, Completed):
-                    return await self._commit_within(connection, Attempt(self._stage, work, run.outcome, started_at))
-                is_lost = connection.invalidated and _tells_of_loss(run.outcome)
-            except Exception as error:
-                run = Run(Retry(f"the transaction failed: {first_line(error)}"))
-                is_lost = connection.invalidated and _tells_of_loss(error)
-            finally:
-                # If the server is lost only now, it has rolled back by itself.
-                with contextlib.suppress(DBAPIError):
-                    await connection.close()
+            async with self._connection() as connection:
+                run, is_lost = await self._run_over(connection, work, started_at)
             if not is_lost:
                 return run
             loaded = await persist("loading", lambda: self._ledger.load(self._stage, [work.task_id]))
@@ -84,6 +66,38 @@ class Attempts:
                 return Settled(None)
             await asyncio.sleep(pause.next())
         return run
+
+    async def _run_over(
+        self, connection: AsyncConnection, work: Work, started_at: datetime
+    ) -> tuple[Run | Settled, bool]:
+        """Run the handler over ``connection``; what it came to, and whether the server was lost on the way."""
+        commits: list[object] = []
+        event.listen(connection.sync_connection, "commit", commits.append)
+        try:
+            await connection.begin()
+            run = await run_handler(self._stage, work.task(self._stage), self._threads, connection)
+            if commits:
+                # No retry: it would commit its writes once more.
+                reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
+                return Run(Reject(reason), run.error), False
+            if isinstance(run.outcome, Completed):
+                return await self._commit_within(connection, Attempt(self._stage, work, run.outcome, started_at)), False
+            return run, connection.invalidated and _tells_of_loss(run.outcome)
+        except Exception as error:
+            run = Run(Retry(f"the transaction failed: {first_line(error)}"))
+            return run, connection.invalidated and _tells_of_loss(error)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        # Not ``connection.close()``: that, when cancelled, leaves the connection to the garbage collector.
+        stack = contextlib.AsyncExitStack()
+        connection = await persist("connecting", lambda: stack.enter_async_context(self._engine.connect()))
+        try:
+            yield connection
+        finally:
+            # If the server is lost only now, it has rolled back by itself.
+            with contextlib.suppress(DBAPIError):
+                await stack.aclose()
 
     async def _commit_within(self, connection: AsyncConnection, attempt: Attempt) -> Settled:
         settled = await self._ledger.commit_within(connection, attempt)

@@ -171,6 +171,10 @@ class Ledger:
         """Wait until every commit that was asked for has come to an end."""
         await self._group.drain()
 
+    async def cancel(self, *, within: float) -> None:
+        """End the commit that runs; it is undone, unless the server had it already. Wait at most ``within`` seconds."""
+        await self._group.cancel(within=within)
+
     async def _commit_group(self, attempts: Sequence[Attempt]) -> Sequence[Settled]:
         settled: dict[int, Settled] = {}
         left = dict(enumerate(attempts))

@@ -11,7 +11,7 @@ from ..core.broker import Keys
 from ..core.database import make_engine
 from ..core.pipeline import Stage
 from ..core.settings import Settings
-from .consumer import Consumer, Shared
+from .consumer import CLEAN_UP, Consumer, Shared
 from .control import Control
 from .heartbeat import Heartbeat
 from .inbox import Inbox
@@ -34,9 +34,10 @@ class Worker:
         self._engine = make_engine(settings, application=f"postroad stage {self.name}")
         self._client = broker.command_client(settings)
         self._threads = HandlerThreads()
+        self._ledger = Ledger(self._engine, settings.schema, self.name)
         shared = Shared(
             settings=settings,
-            ledger=Ledger(self._engine, settings.schema, self.name),
+            ledger=self._ledger,
             engine=self._engine,
             client=self._client,
             threads=self._threads,
@@ -87,6 +88,7 @@ class Worker:
             await asyncio.gather(controlling, return_exceptions=True)
             await asyncio.to_thread(self._heartbeat.stop)
             await self._client.aclose()
+            await self._ledger.cancel(within=CLEAN_UP)
             await self._engine.dispose()
         log.info("stopped", extra={"worker": self.name})
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -107,6 +108,16 @@ class Line:
             self._relaying.cancel()
             await asyncio.wait([self._relaying])
         await self.client.aclose()
+        # Whoever has ended keeps no connection. One that was still being made, when its task was cancelled, is closed
+        # by the garbage collector.
+        gc.collect()
+        await until(self._are_disconnected, seconds=10)
+
+    async def _are_disconnected(self) -> bool:
+        return not await self.road.ask(
+            "select from pg_stat_activity where datname = current_database()"
+            " and application_name ~ '^postroad (relay|sweep|stage)'"
+        )
 
     # What can be seen of it
 
