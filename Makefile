@@ -1,6 +1,7 @@
 # make demo            see tasks travel, on embedded servers
 # make test            the tests, on embedded servers
 # make check           linters, formatter, types, direction of imports
+# make test-faults     the tests of faults that need more servers than two, or take long
 # make test-containers the tests that need servers, on Docker containers
 # make bench           the measurements
 # make format          let ruff rewrite the code
@@ -10,7 +11,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check test-containers bench format
+.PHONY: demo test check test-faults test-containers bench format
 
 demo: .venv/standard.stamp
 	$(BIN)/postroad demo $(ARGS)
@@ -23,6 +24,9 @@ check: .venv/dev.stamp
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-faults: .venv/dev.stamp
+	$(BIN)/pytest -n 2 -m faults $(ARGS)
 
 test-containers: .venv/dev.stamp
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/containers/with-engine.sh tests/containers/with-images.sh \

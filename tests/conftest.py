@@ -29,7 +29,7 @@ from postroad.core.servers import Postgres, Servers, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
 
-FOLDERS = ("unit", "integration", "acceptance")
+FOLDERS = ("unit", "integration", "acceptance", "faults")
 NEED_SERVERS = {"servers", "database", "prefix", "settings", "own_postgres", "own_valkey"}
 
 POSTGRES_IMAGE = os.environ.get("POSTROAD_TEST_POSTGRES_IMAGE", "postgres:17-alpine")
