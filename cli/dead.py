@@ -2,14 +2,23 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 import click
 
 from ..core.errors import NotFoundError
-from ..intake.dead_letters import discard, list_dead_letters, list_groups, requeue
+from ..intake.dead_letters import (
+    LARGEST_ID,
+    Resolve,
+    Selection,
+    discard,
+    find_dead_letters,
+    list_dead_letters,
+    list_groups,
+    requeue,
+)
 from .connect import connection
 from .options import options, read_settings, who_and_why
 from .tables import print_rows
@@ -34,7 +43,7 @@ def list_(limit: int, as_json: bool, **given: Any) -> None:
 
     async def run() -> Sequence[dict[str, Any]]:
         async with connection(settings) as opened:
-            return await list_dead_letters(opened, limit=limit, **filters)
+            return await list_dead_letters(opened, Selection(**filters), limit=limit)
 
     columns = ["dead_letter_id", "task_id", "pipeline", "stage", "attempts", "died_at", "fingerprint", "reason"]
     print_rows(asyncio.run(run()), columns, as_json=as_json)
@@ -96,7 +105,7 @@ def discard_(**given: Any) -> None:
 
 
 def _resolve(
-    resolve: Callable[..., Awaitable[list[tuple[UUID, str]]]],
+    resolve: Resolve,
     done: str,
     *,
     ids: tuple[str, ...],
@@ -113,17 +122,18 @@ def _resolve(
     if ids and (is_all or any(filters.values())):
         raise click.UsageError("name dead letters by id, or by filters, not both")
     wanted = {_parsed(one) for one in ids}
+    selection = Selection(**filters)
+    if wanted:
+        ids = [one for one in wanted if isinstance(one, int) and one <= LARGEST_ID]
+        selection = Selection(ids=ids, tasks=[one for one in wanted if isinstance(one, UUID)])
     settings = read_settings(given)
 
     async def find() -> list[int]:
         async with connection(settings) as opened:
-            letters = await list_dead_letters(opened, limit=None, **filters)
-        if wanted:
-            letters = [one for one in letters if one["dead_letter_id"] in wanted or one["task_id"] in wanted]
-            found = {one["dead_letter_id"] for one in letters} | {one["task_id"] for one in letters}
-            if missing := wanted - found:
-                raise NotFoundError(f"no unresolved dead letter: {', '.join(sorted(map(str, missing)))}")
-        return [one["dead_letter_id"] for one in letters]
+            letters = await find_dead_letters(opened, selection)
+        if missing := wanted.difference(*letters):
+            raise NotFoundError(f"no unresolved dead letter: {', '.join(sorted(map(str, missing)))}")
+        return [dead_letter_id for dead_letter_id, _ in letters]
 
     async def run(letters: list[int]) -> int:
         # Without a rate in one transaction; with one, what a second may bring in each.

@@ -12,7 +12,7 @@ from ..core.errors import NotFoundError, RefusedError
 from ..core.task import Status
 from ..intake.cancel import cancel
 from ..intake.lookup import find_task, list_tasks
-from ..intake.retry import retry_from
+from ..intake.retry import retry_dead, retry_from
 from ..outbox.audit import Step, journey
 from .connect import connection
 from .options import options, read_settings, who_and_why
@@ -105,18 +105,20 @@ def cancel_(task_ids: tuple[UUID, ...], by: str, reason: str | None, **given: An
 
 @task_command.command("retry")
 @click.argument("task_id", type=click.UUID)
-@click.option("--from", "stage", metavar="STAGE", required=True, help="The first stage to run again.")
+@click.option("--from", "stage", metavar="STAGE", help="The first stage to run again, done or not.")
 @options("database_url", "schema")
 @who_and_why
-def retry(task_id: UUID, stage: str, by: str, reason: str | None, **given: Any) -> None:
-    """Run a stage again, and every stage that comes after it, as if they had never run.
+def retry(task_id: UUID, stage: str | None, by: str, reason: str | None, **given: Any) -> None:
+    """Run the stages again that are dead letters; or, with --from, that stage and every one that comes after it.
 
-    Their effects happen again: this is the one way in which a stage that was done runs a second time.
+    With --from their effects happen again: this is the one way in which a stage that was done runs a second time.
     """
     settings = read_settings(given)
 
     async def run() -> list[str]:
         async with connection(settings) as opened:
+            if stage is None:
+                return await retry_dead(opened, task_id, settings.schema, by=by, reason=reason)
             return await retry_from(opened, task_id, stage, settings.schema, by=by, reason=reason)
 
     click.echo(f"will run again: {', '.join(asyncio.run(run()))}", err=True)

@@ -6,13 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
-from uuid import UUID
 
 from opentelemetry.trace import SpanKind
-from psycopg.errors import UndefinedTable
 from redis.exceptions import RedisError
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,14 +18,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..core import broker, telemetry
-from ..core.database import is_transient, make_engine
+from ..core.database import make_engine
 from ..core.errors import SettingsError, first_line
 from ..core.settings import Settings
 from ..outbox.audit import journey
+from .answers import jsonable, ndjson
 from .lookup import find_task
-from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, unavailable
-from .requests import idempotency_key, ndjson, read_body, submission, submissions
+from .operations import Operations
+from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
+from .requests import idempotency_key, path_id, read_body, submission, submissions
 from .submit import Accepted, Answer, KeyTaken, Submission, Submitter, TaskTaken, UnknownPipeline
+from .transaction import as_problem, transaction
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ def create_app(settings: Settings) -> Starlette:
     """The application for one deployment; it connects when it is started."""
     engine = make_engine(settings, application="postroad intake")
     door = Door(settings, engine)
+    operations = Operations(settings.schema, engine)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -56,6 +57,14 @@ def create_app(settings: Settings) -> Starlette:
             Route("/v1/tasks:batch", door.submit_batch, methods=["POST"]),
             Route("/v1/tasks/{task_id}", door.show, methods=["GET"]),
             Route("/v1/tasks/{task_id}/events", door.events, methods=["GET"]),
+            Route("/v1/tasks/{task_id}/cancel", operations.cancel, methods=["POST"]),
+            Route("/v1/tasks/{task_id}/retry", operations.retry, methods=["POST"]),
+            Route("/v1/pipelines/{pipeline}/stages/{stage}/pause", operations.pause, methods=["POST"]),
+            Route("/v1/pipelines/{pipeline}/stages/{stage}/resume", operations.resume, methods=["POST"]),
+            Route("/v1/dead-letters", operations.list_dead_letters, methods=["GET"]),
+            Route("/v1/dead-letters:groups", operations.list_groups, methods=["GET"]),
+            Route("/v1/dead-letters:requeue", operations.requeue, methods=["POST"]),
+            Route("/v1/dead-letters:discard", operations.discard, methods=["POST"]),
             Route("/livez", door.livez, methods=["GET"]),
             Route("/readyz", door.readyz, methods=["GET"]),
         ],
@@ -69,7 +78,7 @@ def create_app(settings: Settings) -> Starlette:
 
 
 class Door:
-    """The endpoints."""
+    """The endpoints that submit tasks and look them up, and those that say how the process is."""
 
     def __init__(self, settings: Settings, engine: AsyncEngine) -> None:
         self._settings = settings
@@ -106,7 +115,7 @@ class Door:
         try:
             answers = iter(await self._submitter.submit_many(asked))
         except Exception as error:
-            raise _translated(error) from error
+            raise as_problem(error) from error
         told = [
             {"line": number} | (line.body() if isinstance(line, Problem) else _told(next(answers)))
             for number, line in lines
@@ -115,27 +124,21 @@ class Door:
 
     async def show(self, request: Request) -> Response:
         """One task with its stage runs."""
-        task_id = _path_id(request)
-        try:
-            async with self._engine.connect() as connection:
-                task = await find_task(connection, task_id, self._settings.schema)
-        except Exception as error:
-            raise _translated(error) from error
+        task_id = path_id(request)
+        async with transaction(self._engine) as connection:
+            task = await find_task(connection, task_id, self._settings.schema)
         if task is None:
-            raise _no_task(task_id)
-        return JSONResponse(_jsonable(task))
+            raise no_task(task_id)
+        return JSONResponse(jsonable(task))
 
     async def events(self, request: Request) -> Response:
         """The journey of one task, oldest first."""
-        task_id = _path_id(request)
-        try:
-            async with self._engine.connect() as connection:
-                steps = await journey(connection, task_id, self._settings.schema)
-                is_known = bool(steps) or await find_task(connection, task_id, self._settings.schema)
-        except Exception as error:
-            raise _translated(error) from error
+        task_id = path_id(request)
+        async with transaction(self._engine) as connection:
+            steps = await journey(connection, task_id, self._settings.schema)
+            is_known = bool(steps) or await find_task(connection, task_id, self._settings.schema)
         if not is_known:
-            raise _no_task(task_id)
+            raise no_task(task_id)
         events = [
             {
                 "position": step.position,
@@ -171,7 +174,7 @@ class Door:
             with telemetry.span(telemetry.ACCEPT, SpanKind.SERVER, asked.traceparent, attributes) as traceparent:
                 return await self._submitter.submit(asked.traced(traceparent))
         except Exception as error:
-            raise _translated(error) from error
+            raise as_problem(error) from error
 
     async def _check_postgres(self) -> str:
         try:
@@ -221,34 +224,6 @@ def _refusal(answer: UnknownPipeline | KeyTaken | TaskTaken) -> Problem:
             )
         case TaskTaken(task_id):
             return Problem(HTTPStatus.CONFLICT, "task-exists", f"there is another task {task_id}")
-
-
-def _path_id(request: Request) -> UUID:
-    given = request.path_params["task_id"]
-    try:
-        return UUID(given)
-    except ValueError:
-        raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such task: its id is no UUID") from None
-
-
-def _no_task(task_id: UUID) -> Problem:
-    return Problem(HTTPStatus.NOT_FOUND, "not-found", f"there is no task {task_id}")
-
-
-def _translated(error: Exception) -> Exception:
-    """``error`` as a problem if it says that Postgres, or what we have in it, is away."""
-    is_unmigrated = isinstance(error, DBAPIError) and isinstance(error.orig, UndefinedTable)
-    if isinstance(error, Problem) or not (is_unmigrated or is_transient(error)):
-        return error
-    log.warning("Postgres is not available: %s", first_line(error))
-    return unavailable("Postgres")
-
-
-def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.isoformat() if hasattr(value, "isoformat") else str(value) if isinstance(value, UUID) else value
-        for name, value in row.items()
-    }
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:

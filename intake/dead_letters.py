@@ -1,38 +1,77 @@
 """Dead letters: list them, give them another chance, or close the file."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core.database import Statements, dead_letter_table
 from ..outbox.request import ready_stages
 
 
+class Resolve(Protocol):
+    """``requeue`` or ``discard``."""
+
+    async def __call__(
+        self,
+        connection: AsyncConnection,
+        dead_letter_ids: Iterable[int],
+        schema: str,
+        *,
+        by: str,
+        reason: str | None = None,
+    ) -> list[tuple[UUID, str]]: ...
+
+
+LARGEST_ID = 2**63 - 1
+"""The largest id that a dead letter can have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which of the unresolved dead letters: those that match every member that is given; with none, all of them."""
+
+    pipeline: str | None = None
+    stage: str | None = None
+    fingerprint: str | None = None
+    ids: Collection[int] | None = None
+    """These, and all of ``tasks``."""
+    tasks: Collection[UUID] | None = None
+    """All of these tasks, and ``ids``."""
+
+    def condition(self) -> ColumnElement[bool]:
+        """As a condition on the table of dead letters."""
+        column = dead_letter_table.c
+        matches: list[ColumnElement[bool]] = [column.resolved_at.is_(None)]
+        for name in ("pipeline", "stage", "fingerprint"):
+            if (value := getattr(self, name)) is not None:
+                matches.append(column[name] == value)
+        if self.ids is not None or self.tasks is not None:
+            matches.append(or_(column.dead_letter_id.in_(self.ids or ()), column.task_id.in_(self.tasks or ())))
+        return and_(*matches)
+
+
+EVERY = Selection()
+"""All unresolved dead letters."""
+
+
 async def list_dead_letters(
-    connection: AsyncConnection,
-    *,
-    pipeline: str | None = None,
-    stage: str | None = None,
-    fingerprint: str | None = None,
-    task_id: UUID | None = None,
-    limit: int | None = 100,
+    connection: AsyncConnection, selection: Selection = EVERY, *, after: int = 0, limit: int = 100
 ) -> Sequence[dict[str, Any]]:
-    """The unresolved dead letters that match, oldest first, at most ``limit``."""
+    """The dead letters of ``selection`` whose ids are beyond ``after``, by their ids: at most ``limit``."""
+    column = dead_letter_table.c.dead_letter_id
+    query = select(dead_letter_table).where(selection.condition(), column > after).order_by(column).limit(limit)
+    return [dict(row._mapping) for row in await connection.execute(query)]
+
+
+async def find_dead_letters(connection: AsyncConnection, selection: Selection) -> list[tuple[int, UUID]]:
+    """The ids of all dead letters of ``selection``, in their order, each with that of its task."""
     column = dead_letter_table.c
-    query = select(dead_letter_table).where(column.resolved_at.is_(None))
-    for name, value in (
-        ("pipeline", pipeline),
-        ("stage", stage),
-        ("fingerprint", fingerprint),
-        ("task_id", task_id),
-    ):
-        if value is not None:
-            query = query.where(column[name] == value)
-    rows = await connection.execute(query.order_by(column.dead_letter_id).limit(limit))
-    return [dict(row._mapping) for row in rows]
+    query = select(column.dead_letter_id, column.task_id).where(selection.condition()).order_by(column.dead_letter_id)
+    return [(row.dead_letter_id, row.task_id) for row in await connection.execute(query)]
 
 
 async def list_groups(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -71,6 +72,11 @@ def unavailable(what: str) -> Problem:
     """503: a server that we need is away; the client may try again, with the same idempotency key."""
     detail = f"{what} is not available; try again, with the same Idempotency-Key if you sent one"
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail, headers={"Retry-After": "2"})
+
+
+def no_task(task_id: UUID) -> Problem:
+    """404: there is no such task."""
+    return Problem(HTTPStatus.NOT_FOUND, "not-found", f"there is no task {task_id}")
 
 
 async def answer_problem(request: Request, error: Exception) -> Response:

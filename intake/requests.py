@@ -1,8 +1,8 @@
 """From a request to submissions: limits, media types, and every fault of a body at once."""
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -74,20 +74,11 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
     ``key`` is that of the header; with ``allow_key`` the body may bring its own as ``idempotency_key``. A task id of
     the client's stands for the key if there is none: the same request again is then a replay, not a conflict.
     """
-    try:
-        document = decode(body)
-    except UnstorableError as error:
-        if error.malformed:
-            raise malformed(error.detail) from error
-        raise invalid(Fault(error.detail, error.pointer)) from error
+    document = _document(body)
     if not isinstance(document, dict):
         raise invalid(Fault("a task is a JSON object with the members pipeline and payload"))
     known = {"pipeline", "payload", "task_id", "labels"} | ({"idempotency_key"} if allow_key else set())
-    faults = [
-        Fault(f"unknown member; known are {', '.join(sorted(known))}", f"/{_escaped(name)}")
-        for name in document
-        if name not in known
-    ]
+    faults = _unknown(document, known)
     pipeline = document.get("pipeline")
     if not isinstance(pipeline, str) or not pipeline:
         faults.append(Fault("the name of a pipeline is required, as a string", "/pipeline"))
@@ -133,9 +124,65 @@ def submissions(body: bytes, *, limit: int, traceparent: str | None) -> Iterator
                 yield number, problem
 
 
-def ndjson(answers: list[dict[str, Any]]) -> bytes:
-    """``answers`` as NDJSON."""
-    return b"".join(json.dumps(answer, separators=(",", ":")).encode() + b"\n" for answer in answers)
+def path_id(request: Request) -> UUID:
+    """The id of the task that the path names. Raises a ``Problem`` with 404."""
+    try:
+        return UUID(request.path_params["task_id"])
+    except ValueError:
+        raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such task: its id is no UUID") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a request's body, or a parameter of its query: when a value will do, and how to say that."""
+
+    is_valid: Callable[[Any], bool]
+    description: str
+
+
+async def read_members(request: Request, known: Mapping[str, Member], *, limit: int = 1024 * 1024) -> dict[str, Any]:
+    """The members of a body that may be left out, those that are null with it. Raises a ``Problem``."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return {}
+    document = _document(await read_body(request, media_type="application/json", limit=limit))
+    if not isinstance(document, dict):
+        raise invalid(Fault(f"a JSON object with any of the members {', '.join(sorted(known))}"))
+    faults = _unknown(document, known)
+    given = {name: value for name, value in document.items() if value is not None and name in known}
+    faults += [
+        Fault(known[name].description, f"/{_escaped(name)}") for name in given if not known[name].is_valid(given[name])
+    ]
+    if faults:
+        raise invalid(*faults)
+    return given
+
+
+def read_query(request: Request, known: Mapping[str, Member]) -> dict[str, str]:
+    """The parameters of the query. Raises a ``Problem`` with 400 that names the first that is wrong."""
+    given: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            raise malformed(f"unknown parameter {name[:60]!r}; known are {', '.join(sorted(known))}")
+        if name in given:
+            raise malformed(f"the parameter {name} is given twice")
+        if not known[name].is_valid(value):
+            raise malformed(f"the parameter {name} must be {known[name].description}")
+        given[name] = value
+    return given
+
+
+def _document(body: bytes) -> Any:
+    try:
+        return decode(body)
+    except UnstorableError as error:
+        if error.malformed:
+            raise malformed(error.detail) from error
+        raise invalid(Fault(error.detail, error.pointer)) from error
+
+
+def _unknown(document: Mapping[str, Any], known: Collection[str]) -> list[Fault]:
+    detail = f"unknown member; known are {', '.join(sorted(known))}"
+    return [Fault(detail, f"/{_escaped(name)}") for name in document if name not in known]
 
 
 def _task_id(value: Any, faults: list[Fault]) -> UUID | None:

@@ -1,4 +1,4 @@
-"""Run a stage of a task again, and what comes after it."""
+"""Run stages of a task again: those that are dead letters, or one with all that comes after it."""
 
 from uuid import UUID
 
@@ -7,7 +7,27 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..core.database import Statements
 from ..core.errors import NotFoundError, RefusedError
 from ..outbox.request import ready_stages
+from .dead_letters import Selection, find_dead_letters, requeue
 from .lookup import find_task
+
+
+async def retry_dead(
+    connection: AsyncConnection, task_id: UUID, schema: str, *, by: str, reason: str | None = None
+) -> list[str]:
+    """Let the stages of a task that are dead letters begin anew, in the caller's transaction; returns their names.
+
+    Raises ``NotFoundError`` if there is no such task, ``RefusedError`` if it has no unresolved dead letter.
+    """
+    letters = [letter for letter, _ in await find_dead_letters(connection, Selection(tasks=[task_id]))]
+    requeued = await requeue(connection, letters, schema, by=by, reason=reason)
+    if not requeued:
+        task = await find_task(connection, task_id, schema)
+        if task is None:
+            raise NotFoundError(f"there is no task {task_id}")
+        raise RefusedError(
+            f"task {task_id} is {task['status']} and has no dead letter; name the stage that is to run again"
+        )
+    return sorted(stage for _, stage in requeued)
 
 
 async def retry_from(

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from postroad import Event, Reject, Retry, Snooze, append
 from postroad.core.outcome import Outcome
-from postroad.intake.dead_letters import list_dead_letters, requeue
+from postroad.intake.dead_letters import Selection, list_dead_letters, requeue
 from postroad.outbox.audit import INVARIANTS, audit, journey
 from tests.integration.road import Road, pipeline
 
@@ -58,7 +58,7 @@ async def scene(road: Road) -> Scene:
     for stage in ("ride", "rest", "arrive"):
         await road.commit(tasks["completed"], stage)
     async with road.engine.begin() as connection:
-        letters = await list_dead_letters(connection, task_id=tasks["requeued"])
+        letters = await list_dead_letters(connection, Selection(tasks=[tasks["requeued"]]))
         await requeue(connection, [one["dead_letter_id"] for one in letters], road.settings.schema, by="test")
     return Scene(road, tasks)
 
@@ -241,7 +241,7 @@ async def test_an_audit_while_work_goes_on_finds_nothing(road: Road) -> None:
                 if draw.random() < 0.1:
                     await road.commit(task_id, stage, Reject("no road"))
                     async with road.engine.begin() as connection:
-                        letters = await list_dead_letters(connection, task_id=task_id)
+                        letters = await list_dead_letters(connection, Selection(tasks=[task_id]))
                         ids = [one["dead_letter_id"] for one in letters]
                         await requeue(connection, ids, road.settings.schema, by="test")
                 await road.commit(task_id, stage)

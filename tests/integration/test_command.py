@@ -673,7 +673,16 @@ async def test_a_task_is_run_again_from_a_stage(command: Command, road: Road) ->
     assert "arrive, ride" in finished.err
     assert await road.task(task, "status") == ("in_progress",)
     assert "no stage" in (await command("task", "retry", task, "--from", "nowhere", code=3)).err
-    await command("task", "retry", task, code=2)
+    assert "name the stage" in (await command("task", "retry", task, code=4)).err
+
+
+async def test_the_dead_stages_of_a_task_are_run_again(command: Command, road: Road) -> None:
+    task, other = await die(road, "ride"), await die(road, "ride")
+
+    assert "ride" in (await command("task", "retry", task)).err
+    assert await road.task(task, "status") == ("in_progress",)
+    assert await road.task(other, "status") == ("failed",)
+    await command("task", "retry", uuid4(), code=3)
 
 
 async def test_a_stage_is_paused_and_resumed(command: Command, road: Road) -> None:

@@ -1,12 +1,13 @@
 """Dead letters: found by what they have in common, and given another chance exactly once."""
 
 import asyncio
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from postroad import Reject, Retry
-from postroad.intake.dead_letters import list_dead_letters, requeue
+from postroad.intake.dead_letters import Selection, list_dead_letters, requeue
 from tests.integration.road import Road, pipeline
 
 RETURN = pipeline("return", pack=(), ride="pack")
@@ -21,10 +22,10 @@ async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:
     return task_id
 
 
-async def letters(road: Road, **filters: str | UUID | int) -> list[int]:
+async def letters(road: Road, *, after: int = 0, limit: int = 100, **filters: Any) -> list[int]:
     """The ids of the unresolved dead letters that match."""
     async with road.engine.connect() as connection:
-        found = await list_dead_letters(connection, **filters)  # type: ignore[arg-type] # as the caller means them
+        found = await list_dead_letters(connection, Selection(**filters), after=after, limit=limit)
     return [letter["dead_letter_id"] for letter in found]
 
 
@@ -61,15 +62,20 @@ async def test_dead_letters_are_filtered(road: Road) -> None:
         found = await list_dead_letters(connection)
     ride, rest, inn, pack = (letter["dead_letter_id"] for letter in found)
 
-    assert await letters(road, task_id=one) == [ride, rest]
-    assert await letters(road, task_id=two) == [inn]
+    assert await letters(road, tasks=[one]) == [ride, rest]
+    assert await letters(road, tasks=[two]) == [inn]
     assert await letters(road, stage="rest") == [rest, inn]
     assert await letters(road, pipeline="return") == [pack]
     assert await letters(road, fingerprint=found[0]["fingerprint"]) == [ride, rest, pack]
     assert await letters(road, pipeline="travel", stage="rest", fingerprint=found[2]["fingerprint"]) == [inn]
     assert await letters(road, limit=3) == [ride, rest, inn]
+    assert await letters(road, after=rest) == [inn, pack]
+    assert await letters(road, ids=[pack, rest]) == [rest, pack]
+    assert await letters(road, ids=[pack], tasks=[two]) == [inn, pack]
+    assert await letters(road, ids=[pack], stage="rest") == []
+    assert await letters(road, ids=[]) == []
     assert await letters(road, pipeline="voyage") == []
-    assert await letters(road, task_id=uuid4()) == []
+    assert await letters(road, tasks=[uuid4()]) == []
 
 
 async def test_a_requeued_stage_begins_anew_with_all_its_attempts(road: Road) -> None:
@@ -201,7 +207,7 @@ async def test_people_who_requeue_the_same_letters_at_once_requeue_each_once(roa
 async def test_people_who_requeue_different_stages_of_a_task_at_once_set_it_going(road: Road, others: int) -> None:
     for _ in range(8):
         task_id = await die(road, "ride", "rest")
-        ride, rest = await letters(road, task_id=task_id)
+        ride, rest = await letters(road, tasks=[task_id])
 
         await asyncio.gather(again(road, ride), again(road, rest), *(again(road, ride, rest) for _ in range(others)))
 
@@ -212,7 +218,7 @@ async def test_people_who_requeue_different_stages_of_a_task_at_once_set_it_goin
 async def test_a_stage_that_dies_while_another_is_requeued_keeps_the_task_failed(road: Road) -> None:
     for _ in range(8):
         task_id = await die(road, "ride")
-        (ride,) = await letters(road, task_id=task_id)
+        (ride,) = await letters(road, tasks=[task_id])
 
         await asyncio.gather(again(road, ride), road.commit(task_id, "rest", Reject("no inn")))
 
