@@ -1,11 +1,13 @@
 """``python -m bench``: measure, print tables, and say so if what was measured is not right."""
 
 import argparse
+import random
 import signal
 import sys
 from pathlib import Path
 
 from . import memory, swf, throughput
+from .chaos import run as chaos
 
 
 def main() -> int:
@@ -14,6 +16,13 @@ def main() -> int:
     # Or servers and processes would be left.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     match options.measurement:
+        case "chaos" if options.list:
+            print(chaos.listing())
+            return 0
+        case "chaos":
+            return chaos.run(
+                seconds=options.seconds, seed=options.seed, lease=options.lease, only=options.only, report=options.json
+            )
         case "memory":
             return memory.run(tasks=options.tasks, every=options.every)
         case "swf":
@@ -41,6 +50,18 @@ def _parser() -> argparse.ArgumentParser:
     fire.add_argument("--limit", metavar="N", type=int, help="the first N jobs only")
     fire.add_argument("--every", metavar="SECONDS", type=float, default=3.0, help="a fault so often [%(default)s]")
     fire.add_argument("--seed", type=int, default=1, help="of the order of the faults [%(default)s]")
+
+    chaos_run = measurements.add_parser(
+        "chaos", help="every fault that we know of, under load; how long each takes to heal"
+    )
+    chaos_run.add_argument("--seconds", type=float, default=600, help="how long to strike [%(default)s]")
+    chaos_run.add_argument(
+        "--seed", type=int, default=random.randrange(10_000), help="which faults come in which order [random]"
+    )
+    chaos_run.add_argument("--lease", metavar="SECONDS", type=float, default=3, help="the workers' [%(default)s]")
+    chaos_run.add_argument("--only", metavar="FAULT", nargs="+", default=[], help="these alone; A+B are two at once")
+    chaos_run.add_argument("--json", metavar="FILE", type=Path, help="write the report there, too")
+    chaos_run.add_argument("--list", action="store_true", help="name the faults, and strike none")
     return parser
 
 

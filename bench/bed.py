@@ -40,10 +40,10 @@ class Bed:
 
 
 @contextmanager
-def bed() -> Iterator[Bed]:
-    """Servers for the length of the block."""
+def bed(postgres_options: Mapping[str, str] | None = None) -> Iterator[Bed]:
+    """Servers for the length of the block; ``postgres_options`` are settings of the server."""
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as folder:
-        postgres = Postgres(Path(folder, "postgres"))
+        postgres = Postgres(Path(folder, "postgres"), options=postgres_options)
         with postgres, Valkey(Path(folder, "valkey"), appendonly=True) as valkey:
             yield Bed(postgres, valkey, Path(folder))
 

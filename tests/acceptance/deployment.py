@@ -78,6 +78,11 @@ class Process:
         return self._popen is not None and self._popen.poll() is None
 
     @property
+    def code(self) -> int | None:
+        """Its exit code, minus the signal if it was killed by one; ``None`` while it runs."""
+        return None if self._popen is None else self._popen.poll()
+
+    @property
     def log(self) -> str:
         """What it has written since its last start."""
         with self._path.open("rb") as file:
@@ -125,8 +130,9 @@ class Process:
         wait_until(said, f"{self.name} says {text!r}", seconds=seconds)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
+        """Send a signal; to nobody, if it has ended."""
+        assert self._popen is not None
+        self._popen.send_signal(number)
 
     def pause(self) -> None:
         """Stop it in its tracks; it does not notice."""

@@ -3,9 +3,47 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from postroad.core.servers import Valkey
 from tests.acceptance.deployment import Deployment
+
+T = TypeVar("T")
+
+
+class Bag(Generic[T]):
+    """Draws ``kinds`` in random order, each of them once before any comes again."""
+
+    def __init__(self, kinds: Sequence[T], draw: random.Random) -> None:
+        self._kinds = list(kinds)
+        self._draw = draw
+        self._left: list[T] = []
+
+    def next(self) -> T:
+        """The next kind."""
+        if not self._left:
+            self._left = self._kinds.copy()
+            self._draw.shuffle(self._left)
+        return self._left.pop()
+
+    def next_if(self, is_wanted: Callable[[T], bool]) -> T | None:
+        """The next kind that is wanted, of those that are still to come before any comes again; or none."""
+        for place in reversed(range(len(self._left))):
+            if is_wanted(self._left[place]):
+                return self._left.pop(place)
+        return None
+
+
+def wipe(deployment: Deployment) -> None:
+    """Make Redis forget everything."""
+    with deployment.redis() as client:
+        client.flushall()
+
+
+def crash(valkey: Valkey) -> None:
+    """Kill Redis with SIGKILL, and start it on what it has written."""
+    valkey.kill()
+    valkey.start()
 
 
 class Havoc:
@@ -18,40 +56,21 @@ class Havoc:
     def __init__(
         self, deployment: Deployment, *, workers: Sequence[str], seed: int, valkey: Valkey | None = None
     ) -> None:
-        self._deployment = deployment
-        self._workers = workers
-        self._draw = random.Random(seed)
-        self._valkey = valkey
-        self._waiting: list[Callable[[], str]] = []
+        draw = random.Random(seed)
+        kinds: list[tuple[str, Callable[[], None]]] = [
+            ("kill -9 of the relay", lambda: deployment.processes["relay"].kill()),
+            ("kill -9 of a worker", lambda: deployment.processes[draw.choice(workers)].kill()),
+            ("FLUSHALL", lambda: wipe(deployment)),
+        ]
+        if valkey is not None:
+            kinds.append(("kill -9 of Redis", lambda: crash(valkey)))
+        self._bag = Bag(kinds, draw)
         self.struck: Counter[str] = Counter()
         """How often each fault has struck, by its name."""
 
     def strike(self) -> str:
         """Do the next harm; its name. Every kind comes once before any comes again, in random order."""
-        if not self._waiting:
-            self._waiting = [self._kill_relay, self._kill_worker, self._wipe]
-            if self._valkey is not None:
-                self._waiting.append(self._restart)
-            self._draw.shuffle(self._waiting)
-        name = self._waiting.pop()()
+        name, harm = self._bag.next()
+        harm()
         self.struck[name] += 1
         return name
-
-    def _kill_relay(self) -> str:
-        self._deployment.processes["relay"].kill()
-        return "kill -9 of the relay"
-
-    def _kill_worker(self) -> str:
-        self._deployment.processes[self._draw.choice(self._workers)].kill()
-        return "kill -9 of a worker"
-
-    def _wipe(self) -> str:
-        with self._deployment.redis() as client:
-            client.flushall()
-        return "FLUSHALL"
-
-    def _restart(self) -> str:
-        assert self._valkey is not None
-        self._valkey.kill()
-        self._valkey.start()
-        return "kill -9 of Redis"
