@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -43,6 +44,10 @@ LINGER = 0.1
 """Seconds for which the relay goes on looking after the last event before it sleeps. Commits that must notify a
 sleeping relay wait for each other: with a relay that slept between any two events 16 writers managed 240 commits/s."""
 
+SILENCE = timedelta(seconds=5)
+"""For how long, beyond the lease, the working relay may say nothing to Postgres until another takes its place. At work
+it says something every second, unless Redis hangs."""
+
 SHORTEST_NAP, LONGEST_NAP = 0.002, 0.05
 """Seconds to wait while a transaction is open that appended when we were awake, and so will not notify us."""
 
@@ -53,9 +58,9 @@ class Relay:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._sql = Statements(__package__ or "", settings.schema)
-        self._client = broker.command_client(settings)
+        self._clients = broker.Clients(settings)
         keys = Keys(settings.prefix, settings.shards)
-        self._shards = [Shard(number, keys, self._client) for number in keys.shards]
+        self._shards = [Shard(number, keys, self._clients.of(number)) for number in keys.shards]
 
     async def run(self) -> None:
         """Relay, and connect again whenever Postgres was lost. Raises ``SchemaError`` if it is not migrated."""
@@ -81,7 +86,7 @@ class Relay:
                     await asyncio.sleep(pause * random.uniform(0.5, 1))
                     pause = min(pause * 2, 5.0)
         finally:
-            await self._client.aclose()
+            await self._clients.aclose()
 
 
 @dataclass(slots=True)
@@ -101,7 +106,7 @@ class _Session:
     def __init__(self, relay: Relay, connection: psycopg.AsyncConnection[Any]) -> None:
         self._settings = relay._settings
         self._sql = relay._sql
-        self._client = relay._client
+        self._clients = relay._clients
         self._shards = relay._shards
         self._connection = connection
         self._ticks = Ticks(connection, relay._settings.schema)
@@ -119,7 +124,7 @@ class _Session:
         self._last, is_ours = await self._ticks.last()
         if not is_ours:
             await self._adopt()
-        sweeping = asyncio.create_task(Sweep(self._settings, self._client).run())
+        sweeping = asyncio.create_task(Sweep(self._settings, self._clients).run())
         try:
             await self._relay()
         finally:
@@ -137,14 +142,27 @@ class _Session:
                 await self._sleep()
 
     async def _lead(self) -> None:
-        """Wait until no other relay works."""
+        """Wait until no other relay works, or the one that does has fallen silent."""
         is_waiting = False
         while not await self._flag("try_lead"):
             if not is_waiting:
                 log.info("another relay works; waiting to take over")
                 is_waiting = True
+            await self._depose()
             await asyncio.sleep(0.5)
         log.info("relaying from %s to %s", masked(self._settings.database_url), masked(self._settings.redis_url))
+
+    async def _depose(self) -> None:
+        """End the session, and with it the lock, of a relay that works no more but has not ended.
+
+        If it was only slow, or wakes later, it connects again and waits; what it had in hand stops at the marker.
+        """
+        silence = self._settings.lease + SILENCE
+        cursor = await self._connection.execute(self._sql["depose"], {"silence": silence})
+        for seconds, pid, _ in await cursor.fetchall():
+            log.warning(
+                "the working relay has been silent for %.0f s: ended its session (process %d of Postgres)", seconds, pid
+            )
 
     async def _tick(self) -> None:
         if await self._ticks.is_news(self._last):
@@ -186,11 +204,13 @@ class _Session:
             progress.seen = None
             progress.paused_until = _now() + progress.pause * random.uniform(0.5, 1)
             progress.pause = min(progress.pause * 2, LONGEST_PAUSE)
-            await broker.reset_if_demoted(self._client, error)
+            await shard.heed(error)
             log.warning(
                 "waiting for Redis at %s: %s",
                 masked(self._settings.redis_url), first_line(error), extra={"shard": shard.number},
             )  # fmt: skip
+            # However many shards hang, the relays that wait are to see that we live.
+            await self._connection.execute("select")
             return False
         progress.pause = SHORTEST_PAUSE
         return is_behind
@@ -288,7 +308,7 @@ class _Session:
 
     async def _sleep(self) -> None:
         """Wait until somebody appends, or a second has passed."""
-        paused_until = max(progress.paused_until for progress in self._progress.values())
+        paused_until = min(progress.paused_until for progress in self._progress.values())
         if paused_until > _now():
             # A backlog builds up anyway; to be notified of each commit would only slow the writers.
             await asyncio.sleep(min(paused_until - _now(), LONGEST_NAP * 5))

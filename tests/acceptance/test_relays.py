@@ -2,12 +2,17 @@
 
 from functools import partial
 
-from tests.acceptance.deployment import Deployment, wait_until
+from tests.acceptance.deployment import Deployment, Process, wait_until
 
 
 def has_grown(deployment: Deployment, finished: int) -> bool:
     """Whether more tasks are terminal than there were."""
     return deployment.finished() > finished
+
+
+def has_said(process: Process, text: str, since: int) -> bool:
+    """Whether ``text`` is in its log, after the first ``since`` characters."""
+    return text in process.log[since:]
 
 
 def test_when_the_working_relay_is_killed_the_other_takes_over_and_no_stage_runs_twice(deployment: Deployment) -> None:
@@ -30,4 +35,36 @@ def test_when_the_working_relay_is_killed_the_other_takes_over_and_no_stage_runs
     assert deployment.wait_until_finished(submitted) == {"completed": submitted}
     effects = deployment.query("select stage, count(*), count(distinct task_id) from effect group by stage")
     assert sorted(effects) == [("finish", submitted, submitted), ("survey", submitted, submitted)]
+    deployment.audit()
+
+
+def test_a_relay_that_is_stopped_in_its_tracks_is_replaced_and_does_no_harm_when_it_wakes(
+    deployment: Deployment,
+) -> None:
+    deployment.start()
+    deployment.relay("second")
+    turns = (("relay", "second"), ("second", "relay"))
+    submitted = 100 * len(turns)
+
+    for working, waiting in turns:
+        before = deployment.finished()
+        deployment.submit("road", *({"length": number} for number in range(60)))
+        wait_until(partial(has_grown, deployment, before), "tasks are on their way")
+        stopped, successor = deployment.processes[working], deployment.processes[waiting]
+        heard, known = len(stopped.log), len(successor.log)
+        stopped.pause()
+        # While it sleeps commits notify it; that is no sign of life.
+        deployment.submit("road", *({"length": number} for number in range(20)))
+        wait_until(partial(has_said, successor, "the working relay has been silent for ", known), "it is missed")
+        wait_until(partial(has_said, successor, "relaying from", known), "it is replaced")
+        deployment.submit("road", *({"length": number} for number in range(20)))
+        stopped.resume()
+        wait_until(partial(has_said, stopped, "another relay works", heard), "it waits for its turn")
+
+    assert deployment.wait_until_finished(submitted) == {"completed": submitted}
+    effects = deployment.query("select stage, count(*), count(distinct task_id) from effect group by stage")
+    assert sorted(effects) == [("finish", submitted, submitted), ("survey", submitted, submitted)]
+    with deployment.redis() as client:
+        stream = f"{deployment.settings.prefix}:{{0}}:road.survey:stream"
+        assert client.xinfo_stream(stream)["entries-added"] == submitted, "an entry was published twice"
     deployment.audit()

@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import random
+import re
 import types
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
@@ -23,7 +24,7 @@ from redis.exceptions import ResponseError
 from postroad import Event, Pipeline, Reject, Retry, Settings, append
 from postroad.core import broker
 from postroad.core.broker import Keys, group_name
-from postroad.core.database import connect_psycopg
+from postroad.core.database import Statements, connect_psycopg
 from postroad.core.errors import SchemaError
 from postroad.core.servers import Postgres, Valkey
 from postroad.migrations import upgrade
@@ -49,7 +50,8 @@ class Post:
         self.road = road
         self.session = session
         self.settings = road.settings
-        self.client: Redis = broker.command_client(road.settings)
+        self.clients = broker.Clients(road.settings)
+        self.client: Redis = self.clients.of(0)
         self.keys = Keys(road.settings.prefix, road.settings.shards)
         self.ticks = Ticks(session, road.settings.schema)
 
@@ -403,6 +405,81 @@ async def test_one_of_several_relays_works_and_another_takes_over(post: Post, ca
     assert await post.tasks_at("start") == accepted
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Miss a relay soon."""
+    monkeypatch.setattr(module, "SILENCE", timedelta(seconds=0.5))
+
+
+@contextlib.asynccontextmanager
+async def leading(post: Post) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A session that has the lead, and says nothing more by itself."""
+    session = await connect_psycopg(post.settings, application="stopped relay")
+    try:
+        await session.execute(Statements(module.__package__ or "", post.settings.schema)["try_lead"])
+        assert await post.holders("relay") == [session.info.backend_pid]
+        yield session
+    finally:
+        await session.close()
+
+
+async def test_a_relay_that_falls_silent_is_replaced(
+    post: Post, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = await post.road.accept(FORK)
+    async with leading(post) as silent, relaying(replace(post.settings, lease=timedelta(seconds=1))):
+        await post.receives([task])
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            await silent.execute("select")
+
+    (line,) = [message for message in caplog.messages if "silent" in message]
+    assert re.fullmatch(
+        r"the working relay has been silent for [12] s: ended its session \(process \d+ of Postgres\)", line
+    )
+
+
+async def test_a_relay_that_takes_no_answer_is_silent(post: Post, impatient: None) -> None:
+    task = await post.road.accept(FORK)
+    async with leading(post) as silent, relaying(replace(post.settings, lease=timedelta(seconds=1))):
+        # More than fits on the way, and nobody fetches it.
+        silent.pgconn.send_query(b"select repeat('x', 1000) from generate_series(1, 1000000)")
+        await post.receives([task])
+
+
+async def test_a_relay_that_waits_for_postgres_is_not_silent(post: Post, impatient: None) -> None:
+    async with leading(post) as busy, relaying(replace(post.settings, lease=timedelta(seconds=1))):
+        await busy.execute("select pg_sleep(4)")
+        assert await post.holders("relay") == [busy.info.backend_pid]
+
+
+async def test_a_relay_of_another_role_is_left_alone(post: Post) -> None:
+    """To try would be refused, and end the relay that tries."""
+    depose = Statements(module.__package__ or "", post.settings.schema)["depose"]
+    async with leading(post) as silent:
+        await post.session.execute("set role pg_read_all_stats")
+        assert await (await post.session.execute(depose, {"silence": timedelta()})).fetchall() == []
+        await post.session.execute("reset role")
+        await silent.execute("select")
+        assert len(await (await post.session.execute(depose, {"silence": timedelta()})).fetchall()) == 1
+
+
+async def test_a_relay_at_work_is_not_replaced_whatever_becomes_of_redis(
+    lossy_post: Post, impatient: None, own_valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    post = lossy_post
+    caplog.set_level(logging.INFO, module.__name__)
+    async with relaying(replace(post.settings, lease=timedelta(seconds=1)), relays=2):
+        await post.caught_up()
+        (leader,) = await post.holders("relay")
+        own_valkey.stop()
+        await until(once(lambda: sum("waiting for Redis" in message for message in caplog.messages) > 3))
+        own_valkey.start()
+        await post.client.connection_pool.disconnect()
+        task = await post.road.accept(FORK)
+        await post.receives([task])
+        assert await post.holders("relay") == [leader]
+
+
 async def test_relays_that_all_work_at_once_publish_each_event_once(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -677,7 +754,7 @@ async def test_a_cancelled_sweep_ends_wherever_it_waits(post: Post, burial: None
     async with relaying(post.settings):
         await post.caught_up()
     for last in range(random.randint(1, 2), 60, 2):
-        sweep = Sweep(post.settings, post.client, margin=timedelta(milliseconds=1))
+        sweep = Sweep(post.settings, post.clients, margin=timedelta(milliseconds=1))
 
         await asyncio.wait_for(asyncio.gather(Mortal(sweep.run(), last).run(), return_exceptions=True), 10)
 
