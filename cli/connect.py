@@ -1,6 +1,7 @@
 """Connect, or say in one line why not."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -12,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core.backoff import Pause
-from ..core.broker import command_client
+from ..core.broker import Clients
 from ..core.database import REVISION, current_revision, lost_connection, make_engine, sqlalchemy_url
 from ..core.errors import RefusedError, SchemaError, UnreachableError, first_line
 from ..core.settings import Settings, masked
@@ -58,20 +59,20 @@ async def wait_for_postgres(settings: Settings) -> None:
 
 
 async def wait_for_redis(settings: Settings) -> None:
-    """Return once Redis answers; say what is waited for."""
+    """Return once Redis, of a cluster any shard, answers; say what is waited for."""
     pause = Pause()
-    client = command_client(settings, connections=1)
+    clients = Clients(settings, connections=1)
     try:
-        while True:
+        for shard in itertools.cycle(range(settings.shards)):
             try:
-                await client.ping()
+                await clients.of(shard).ping()
                 return
             except (RedisError, OSError) as error:
                 if pause.is_worth_a_line():
                     click.echo(f"waiting for Redis at {masked(settings.redis_url)}: {first_line(error)}", err=True)
             await asyncio.sleep(pause.next())
     finally:
-        await client.aclose()
+        await clients.aclose()
 
 
 @contextmanager

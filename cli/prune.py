@@ -49,15 +49,15 @@ def prune_command(dry_run: bool, **given: Any) -> None:
 
 async def _published(settings: Settings) -> int | None:
     """The tick of the earliest marker; ``None`` if a shard has none or Redis is away: then events stay."""
-    client = broker.command_client(settings, connections=1)
+    clients = broker.Clients(settings, connections=1)
     keys = Keys(settings.prefix, settings.shards)
     try:
-        texts = [str(await client.get(keys.marker(shard)) or "") for shard in keys.shards]
+        texts = [str(await clients.of(shard).get(keys.marker(shard)) or "") for shard in keys.shards]
     except (RedisError, OSError) as error:
         click.echo(f"Redis is away, so the outbox stays as it is: {first_line(error)}", err=True)
         return None
     finally:
-        await client.aclose()
+        await clients.aclose()
     markers = [Marker.parse(text) for text in texts]
     if any(marker is None for marker in markers):
         click.echo("a shard has no marker yet, so the outbox stays as it is", err=True)

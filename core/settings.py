@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from .errors import SettingsError
+from .redis_url import RedisUrl
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,13 @@ class Settings:
             raise SettingsError(f"retention: must be an hour to 30 days, not {self.retention}")
         if self.grace < timedelta():
             raise SettingsError(f"grace: must not be negative, not {self.grace}")
-        for name, schemes in (
-            ("database_url", ("postgresql", "postgres", "postgresql+psycopg")),
-            ("redis_url", ("redis", "rediss", "unix", "valkey", "valkeys")),
-        ):
-            url = getattr(self, name)
-            if url and url.partition("://")[0] not in schemes:
-                raise SettingsError(f"{name}: begins with {schemes[0]}://, not {masked(url)!r}")
+        if self.database_url and not re.match(r"postgres(ql|ql\+psycopg)?://", self.database_url):
+            raise SettingsError(f"database_url: begins with postgresql://, not {masked(self.database_url)!r}")
+        if self.redis_url:
+            try:
+                RedisUrl.parse(self.redis_url)
+            except ValueError as error:
+                raise SettingsError(f"redis_url: {error}, not {masked(self.redis_url)!r}") from error
 
     @classmethod
     def read(
@@ -120,7 +121,7 @@ def masked(url: str) -> str:
     Drivers take passwords that no URL should hold, with a slash or a bracket, so whatever may be one is hidden.
     """
     url = re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(r"(?<=[?&])((?:ssl)?password)=[^&]*", r"\1=***", url)
+    return re.sub(r"(?<=[?&])(\w*password)=[^&]*", r"\1=***", url)
 
 
 def duration(text: str) -> timedelta:

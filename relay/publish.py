@@ -11,7 +11,7 @@ from enum import Enum
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from ..core.broker import Keys, Scripts, group_name
+from ..core.broker import Keys, Scripts, group_name, reset_if_demoted
 from ..outbox.ticks import Appended
 
 END = "end"
@@ -97,6 +97,10 @@ class Shard:
     async def check_writable(self) -> None:
         """Raise what Redis answers if it takes no writes, being a replica, or full; changes nothing."""
         await self._client.setrange(self._keys.marker(self.number), 0, "")
+
+    async def heed(self, error: Exception) -> None:
+        """After a failed call: connect anew if the server is not the one to ask any more."""
+        await reset_if_demoted(self._client, error)
 
     async def set_marker(self, marker: Marker, *, seen: str) -> bool:
         """Set the marker if it is still ``seen``; False if somebody was first."""

@@ -13,10 +13,9 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ..core.broker import Keys, Scripts, group_name, heed_cancellation
+from ..core.broker import Clients, Keys, Scripts, group_name, heed_cancellation
 from ..core.database import Statements, connect_psycopg
 from ..core.errors import first_line
 from ..core.settings import Settings
@@ -36,17 +35,16 @@ PAGE = 200
 class Sweep:
     """Looks at one stage after another, slowly, for as long as its relay works.
 
-    ``client`` stays the caller's. ``margin`` is how long a stage must have been ready: longer than an event may take
+    ``clients`` stay the caller's. ``margin`` is how long a stage must have been ready: longer than an event may take
     from its commit to the stream; by default two leases.
     """
 
-    def __init__(self, settings: Settings, client: Redis, *, margin: timedelta | None = None) -> None:
+    def __init__(self, settings: Settings, clients: Clients, *, margin: timedelta | None = None) -> None:
         self._settings = settings
         self._margin = margin or settings.lease * 2
         self._sql = Statements(__package__ or "", settings.schema)
         self._keys = Keys(settings.prefix, settings.shards)
-        self._client = client
-        self._scripts = Scripts(__package__ or "", client)
+        self._clients = clients
 
     async def run(self) -> None:
         """Sweep until cancelled, two rounds in each margin. Of servers that are away the relay complains."""
@@ -56,16 +54,30 @@ class Sweep:
             try:
                 async with await connect_psycopg(self._settings, application="postroad sweep") as connection:
                     await self.round(connection)
-            except (psycopg.Error, RedisError, OSError) as error:
+            except (psycopg.Error, OSError) as error:
                 log.info("sweeping pauses: %s", first_line(error))
             except Exception:
                 # It runs beside the relay, which must not end with it, and nobody else would hear of this.
                 log.exception("a fault in the sweep; it goes on")
 
     async def round(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """Look at every stage once; returns how many stages of tasks were asked for again."""
+        """Look at every stage once; returns how many stages of tasks were asked for again.
+
+        What is in a shard that does not answer is left for the next round.
+        """
         cursor = await connection.execute(self._sql["routes"])
-        return sum([await self._sweep(connection, row[0], row[1]) for row in await cursor.fetchall()])
+        asked = 0
+        away: set[int] = set()
+        for pipeline, stage, _ in await cursor.fetchall():
+            shard = self._keys.shard_of(pipeline, stage)
+            if shard in away:
+                continue
+            try:
+                asked += await self._sweep(connection, pipeline, stage)
+            except (RedisError, OSError) as error:
+                away.add(shard)
+                log.info("sweeping pauses: %s", first_line(error), extra={"shard": shard})
+        return asked
 
     async def _sweep(self, connection: psycopg.AsyncConnection[Any], pipeline: str, stage: str) -> int:
         stream, group = self._keys.stream(pipeline, stage), group_name(pipeline, stage)
@@ -79,7 +91,7 @@ class Sweep:
         # we looked. To ask for it again does no harm.
         overdue = {task_id for (task_id,) in rows}
         if overdue:
-            overdue -= await self._pending(stream, group)
+            overdue -= await self._pending(shard, stream, group)
         if not overdue:
             return 0
         statement, values = ready_stages(
@@ -97,11 +109,12 @@ class Sweep:
         ticks = Ticks(connection, self._settings.schema)
         last, is_ours = await ticks.last()
         # The marker first: what it says was true when we looked, and only grows.
-        marker = Marker.parse(str(await self._client.get(self._keys.marker(shard)) or ""))
+        client = self._clients.of(shard)
+        marker = Marker.parse(str(await client.get(self._keys.marker(shard)) or ""))
         if marker is None or marker.position is not None or not is_ours:
             return None
         is_quiet = not await ticks.is_news(last)
-        state, *rest = await self._scripts.run("horizon", [stream], [group])
+        state, *rest = await Scripts(__package__ or "", client).run("horizon", [stream], [group])
         if state == "missing":
             return None
         parameters = {"tick": marker.tick, "is_quiet": is_quiet}
@@ -113,11 +126,12 @@ class Sweep:
             published = min(published, datetime.fromtimestamp(int(rest[0]) / 1000, UTC))
         return published - self._margin
 
-    async def _pending(self, stream: str, group: str) -> set[UUID]:
+    async def _pending(self, shard: int, stream: str, group: str) -> set[UUID]:
+        scripts = Scripts(__package__ or "", self._clients.of(shard))
         tasks: set[UUID] = set()
         position = "-"
         while position:
-            last, *page = await self._scripts.run("pending", [stream], [group, position, PAGE])
+            last, *page = await scripts.run("pending", [stream], [group, position, PAGE])
             tasks.update(UUID(task) for task in page)
             position = f"({last}" if last else ""
         return tasks

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -58,7 +57,6 @@ class Shared:
     settings: Settings
     ledger: Ledger
     engine: AsyncEngine
-    client: Redis
     threads: HandlerThreads
     connections: asyncio.Semaphore
     """As many as handlers may hold; loading and committing must find one too."""
@@ -87,7 +85,6 @@ class Consumer:
         self._inbox = inbox
         self._settings = shared.settings
         self._ledger = shared.ledger
-        self._client = shared.client
         self._attempts = Attempts(stage, shared.ledger, shared.engine, shared.threads)
         self._suspects = shared.suspects
         self._connections = shared.connections if stage.transaction else contextlib.nullcontext()
@@ -271,6 +268,9 @@ class Consumer:
                         log.warning("took over %d entries of dead workers of %s", len(dead), self.stage.full_name)
                     self._take(dead, is_reclaimed=True)
                     if len(dead) < share:
+                        # A failover may undo what we were told, and that we hear of no error: what we parked is
+                        # pending under our name again.
+                        self._take(await self._inbox.recover(list(self._held), share - len(dead)), is_reclaimed=True)
                         await self._inbox.relist()
                         look_for_dead_at = now + lease / 4 * random.uniform(0.75, 1.25)
                 pause.reset()
@@ -281,7 +281,7 @@ class Consumer:
             await self._sleep(wait)
 
     async def _redis_failed(self, doing: str, error: Exception, pause: "Pause") -> None:
-        await broker.reset_if_demoted(self._client, error)
+        await self._inbox.heed(error)
         # While Redis was away no heartbeat could be seen, and a wipe took them all: everybody would look dead.
         self._may_reclaim_at = time.monotonic() + self._settings.lease.total_seconds()
         if broker.is_group_missing(error):

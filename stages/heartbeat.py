@@ -4,54 +4,76 @@ From a thread of its own, so that a handler that blocks the event loop does not 
 cannot tell from a hung handler: that is what the handler's timeout is for.
 """
 
+import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Mapping
 
-from redis import Redis
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
+from ..core import broker
+from ..core.errors import first_line
+from ..core.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Sets ``keys`` with ``lease`` as their time to live, three times a lease, until it is stopped."""
+    """Sets one key in each of some shards with the lease as its time to live, three times a lease, until stopped.
 
-    def __init__(self, client: Redis, keys: Iterable[str], lease: timedelta) -> None:
-        self._client = client
-        self._keys = list(keys)
-        self._lease = lease
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+    ``keys`` are by shard. A server that hangs does not delay the beats to the other shards.
+    """
+
+    def __init__(self, settings: Settings, keys: Mapping[int, str]) -> None:
+        self._settings = settings
+        self._keys = dict(keys)
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="heartbeat", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
 
     def start(self) -> None:
         """Beat once, so that nobody takes us for dead from the start, then go on in the thread."""
-        self._beat()
         self._thread.start()
+        self._has_begun.wait()
 
     def stop(self) -> None:
-        """Stop, and say so: what is left under our name may be taken at once. Safe to call twice."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        if self._thread.is_alive():
+        """Stop, and say so: what is left under our name may be taken at once. Safe to call twice, not before start."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=5)
-        try:
-            for key in self._keys:
-                self._client.delete(key)
-        except RedisError as error:
-            log.info("Redis is away at our end: %s", error)
-        self._client.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._lease.total_seconds() / 3):
-            self._beat()
-
-    def _beat(self) -> None:
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        clients = broker.Clients(self._settings, connections=1)
+        beats = [(clients.of(shard), key) for shard, key in self._keys.items()]
         try:
-            for key in self._keys:
-                self._client.set(key, 1, px=self._lease)
+            await asyncio.gather(*(self._beat(*one) for one in beats))
+            self._has_begun.set()
+            await asyncio.gather(*(self._go_on(*one) for one in beats))
+        finally:
+            self._has_begun.set()
+            await clients.aclose()
+
+    async def _go_on(self, client: Redis, key: str) -> None:
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(self._settings.lease.total_seconds() / 3):
+                    await self._stopping.wait()
+            except TimeoutError:
+                await self._beat(client, key)
+        try:
+            await client.delete(key)
+        except (RedisError, OSError) as error:
+            log.info("Redis is away at our end: %s", first_line(error))
+
+    async def _beat(self, client: Redis, key: str) -> None:
+        try:
+            await client.set(key, 1, px=self._settings.lease)
         except Exception as error:
-            # Whatever it is: a thread that ended here would make us look dead for good.
-            log.warning("heartbeat missed: %s", error)
+            # Whatever it is: a loop that ended here would make us look dead for good.
+            await broker.reset_if_demoted(client, error)
+            log.warning("heartbeat missed: %s", first_line(error))

@@ -68,6 +68,10 @@ class Inbox:
             raise
         return [_delivery(entry_id, fields) for entry_id, fields in _entries(answer)]
 
+    async def heed(self, error: Exception) -> None:
+        """After a failed call: connect anew if the server is not the one to ask any more."""
+        await reset_if_demoted(self._client, error)
+
     async def interrupt(self) -> None:
         """End a waiting ``read`` of this process. Cancelling it would lose what Redis is about to hand over."""
         if self._reader_id is not None:

@@ -32,19 +32,19 @@ class Worker:
     def __init__(self, settings: Settings, stages: Iterable[Stage]) -> None:
         self.name = consumer_name()
         self._engine = make_engine(settings, application=f"postroad stage {self.name}")
-        self._client = broker.command_client(settings)
+        self._clients = broker.Clients(settings)
         self._threads = HandlerThreads()
         self._ledger = Ledger(self._engine, settings.schema, self.name)
         shared = Shared(
             settings=settings,
             ledger=self._ledger,
             engine=self._engine,
-            client=self._client,
             threads=self._threads,
             connections=asyncio.Semaphore(settings.pool - 2),
             suspects=asyncio.Lock(),
         )
         keys = Keys(settings.prefix, settings.shards)
+        placed = [(stage, keys.shard_of(stage.pipeline, stage.name)) for stage in stages]
         self._consumers = [
             Consumer(
                 stage,
@@ -53,16 +53,14 @@ class Worker:
                     stage.name,
                     consumer=self.name,
                     keys=keys,
-                    client=self._client,
-                    reader=broker.reading_client(settings),
+                    client=self._clients.of(shard),
+                    reader=broker.reading_client(settings, shard=shard),
                 ),
                 shared,
             )
-            for stage in stages
+            for stage, shard in placed
         ]
-        shards = {keys.shard_of(one.stage.pipeline, one.stage.name) for one in self._consumers}
-        alive = [keys.alive(shard, self.name) for shard in sorted(shards)]
-        self._heartbeat = Heartbeat(broker.heartbeat_client(settings), alive, settings.lease)
+        self._heartbeat = Heartbeat(settings, {shard: keys.alive(shard, self.name) for _, shard in placed})
         self._control = Control(self._engine, settings.schema, self._consumers)
         self._stopping = asyncio.Event()
 
@@ -87,7 +85,7 @@ class Worker:
             controlling.cancel()
             await asyncio.gather(controlling, return_exceptions=True)
             await asyncio.to_thread(self._heartbeat.stop)
-            await self._client.aclose()
+            await self._clients.aclose()
             await self._ledger.cancel(within=CLEAN_UP)
             await self._engine.dispose()
         log.info("stopped", extra={"worker": self.name})

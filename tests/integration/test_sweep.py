@@ -26,7 +26,8 @@ class Yard:
 
     def __init__(self, road: Road) -> None:
         self.road = road
-        self.client: Any = broker.command_client(road.settings)
+        self.clients = broker.Clients(road.settings)
+        self.client: Any = self.clients.of(0)
         self.stream = Keys(road.settings.prefix).stream("travel", "pack")
         self.group = group_name("travel", "pack")
 
@@ -52,7 +53,7 @@ class Yard:
         """One round, once everything that there is has been ready for longer than the margin."""
         await asyncio.sleep(MARGIN.total_seconds() + 0.05)
         async with await connect_psycopg(self.road.settings, application="sweep") as connection:
-            return await Sweep(self.road.settings, self.client, margin=MARGIN).round(connection)
+            return await Sweep(self.road.settings, self.clients, margin=MARGIN).round(connection)
 
     async def asked(self) -> set[UUID]:
         """The tasks whose first stage the sweep asked for."""
