@@ -124,8 +124,8 @@ def _resolve(
     wanted = {_parsed(one) for one in ids}
     selection = Selection(**filters)
     if wanted:
-        ids = [one for one in wanted if isinstance(one, int) and one <= LARGEST_ID]
-        selection = Selection(ids=ids, tasks=[one for one in wanted if isinstance(one, UUID)])
+        numbers = [one for one in wanted if isinstance(one, int) and one <= LARGEST_ID]
+        selection = Selection(ids=numbers, tasks=[one for one in wanted if isinstance(one, UUID)])
     settings = read_settings(given)
 
     async def find() -> list[int]:
@@ -156,7 +156,8 @@ def _resolve(
     count = asyncio.run(run(letters))
     click.echo(f"{count:,} dead letters {done}", err=True)
     if count < len(letters):
-        click.echo(f"{len(letters) - count:,} left alone: resolved meanwhile, or their tasks are cancelled", err=True)
+        why = "resolved meanwhile, or their tasks are cancelled or their stages gone"
+        click.echo(f"{len(letters) - count:,} left alone: {why}", err=True)
 
 
 def _rate(text: str | None) -> float | None:

@@ -16,20 +16,24 @@ from .options import options, read_settings
 @click.command("deploy")
 @click.argument("app_name", metavar="[APP]", required=False)
 @options("app", "database_url", "schema")
-def deploy_command(app_name: str | None, **given: Any) -> None:
+@click.option("--force", is_flag=True, help="Drop the work of tasks at stages that the new graphs do not have.")
+def deploy_command(app_name: str | None, force: bool, **given: Any) -> None:
     """Record the app's pipelines in Postgres: from now on tasks go by these graphs.
 
-    Stages that are ready by a changed graph are asked for.
+    Stages that are ready by a changed graph are asked for. Graphs that would strand tasks, at stages that they do not
+    have, are refused (exit code 4) unless forced; then nothing is changed in any pipeline.
     """
     settings = read_settings(given | {"app": app_name or given["app"]})
     pipelines = load_app(settings.app)
 
     async def run() -> list[Deployment]:
         async with connection(settings) as opened:
-            return [await deploy(opened, pipeline, settings.schema) for pipeline in pipelines]
+            return [await deploy(opened, pipeline, settings.schema, force=force) for pipeline in pipelines]
 
     for deployment in asyncio.run(run()):
         click.echo(f"{deployment.pipeline}: version {deployment.version} ({deployment.change})", err=True)
+        for left in deployment.dropped:
+            click.echo(f"{deployment.pipeline}: dropped what was at stage {left}", err=True)
 
 
 @click.command("audit")

@@ -24,6 +24,7 @@ class EventType(StrEnum):
     STAGE_SNOOZED = "StageSnoozed"
     STAGE_DEAD = "StageDead"
     STAGE_REQUEUED = "StageRequeued"
+    STAGE_DROPPED = "StageDropped"
     DEAD_LETTER_DISCARDED = "DeadLetterDiscarded"
 
 

@@ -112,7 +112,7 @@ async def requeue(
     """Let the stages of these dead letters begin anew, with all their attempts, in the caller's transaction.
 
     ``by`` says who asks and ``reason`` why; both stand in the task's journey. Returns the (task, stage) pairs that
-    were requeued; letters that are resolved, or whose task was cancelled, are left alone.
+    were requeued; letters that are resolved, whose task was cancelled, or whose stage is gone are left alone.
     """
     sql = Statements(__package__ or "", schema)
     ids = {"dead_letter_id": list(dead_letter_ids)}

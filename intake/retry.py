@@ -25,7 +25,7 @@ async def retry_dead(
         if task is None:
             raise NotFoundError(f"there is no task {task_id}")
         raise RefusedError(
-            f"task {task_id} is {task['status']} and has no dead letter; name the stage that is to run again"
+            f"task {task_id} is {task['status']} and has no dead letter to requeue; name the stage that is to run again"
         )
     return sorted(stage for _, stage in requeued)
 

@@ -6,6 +6,7 @@ changes one, so that a worker of the old version that restarts does not bring th
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Stranded:
+    """What is at a stage that a new graph no longer has."""
+
+    stage: str
+    tasks: int
+    """How many wait for it, run in it or will retry it."""
+    dead_letters: int
+
+    def __str__(self) -> str:
+        return f"{self.stage!r} ({self.tasks:,} tasks, {self.dead_letters:,} dead letters)"
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """What a deployment came to: the version now in force, and whether it is new or changed."""
 
@@ -28,6 +42,8 @@ class Deployment:
     version: int
     change: str
     """``new``, ``changed`` or ``unchanged``."""
+    dropped: Sequence[Stranded] = ()
+    """What was at stages that the graph no longer has, if it was forced upon them."""
 
 
 def definition(pipeline: Pipeline) -> dict[str, Any]:
@@ -45,16 +61,26 @@ def definition(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str) -> Deployment:
+async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str, *, force: bool = False) -> Deployment:
     """Make ``pipeline``'s graph the one in force, in the transaction of ``connection``.
 
     Does nothing if it is already. If it changed, every stage that is ready by the new graph is asked for, and tasks
-    that have nothing left to do are completed. Raises
-    ``DeclarationError`` for a graph that cannot be.
+    that have nothing left to do are completed. A graph without a stage at which tasks are is refused, unless ``force``
+    says to drop their work there: they then go on by the new graph. Raises ``DeclarationError`` for a graph that cannot
+    be, ``RefusedError`` if it would strand tasks; whatever was done in the transaction is then to be rolled back.
     """
     wanted = definition(pipeline)
     sql = Statements(__package__ or "", schema)
     await connection.exec_driver_sql(sql["lock_deployments"])
+    names = {"pipeline": pipeline.name, "stage": list(pipeline.graph())}
+    rows = await connection.exec_driver_sql(sql["stranded"], names)
+    stranded = tuple(Stranded(row.stage, row.tasks, row.dead_letters) for row in rows)
+    if stranded and not force:
+        raise RefusedError(
+            f"tasks of pipeline {pipeline.name!r} are at stages that its new graph does not have:"
+            f" {', '.join(map(str, stranded))}. Let them pass first, under the old graph, or deploy with --force: their"
+            " work there is dropped, and they go on by the new graph"
+        )
     recorded = (
         await connection.exec_driver_sql(
             sql["record_pipeline"], {"pipeline": pipeline.name, "definition": encode(wanted)}
@@ -74,9 +100,11 @@ async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str) -
     )
     if not recorded.is_new:
         pairs = [(pipeline.name, stage.name) for stage in stages]
+        await connection.exec_driver_sql(sql["hold_dead"], {"pipeline": pipeline.name})
+        await connection.exec_driver_sql(sql["drop_dead"], {"pipeline": pipeline.name})
         await connection.exec_driver_sql(*ready_stages(schema, reason="deploy", stages=pairs))
         await connection.exec_driver_sql(sql["complete"], {"pipeline": pipeline.name})
-    return Deployment(pipeline.name, recorded.version, "new" if recorded.is_new else "changed")
+    return Deployment(pipeline.name, recorded.version, "new" if recorded.is_new else "changed", stranded)
 
 
 async def record_if_new(connection: AsyncConnection, pipeline: Pipeline, stages: list[str], schema: str) -> None:

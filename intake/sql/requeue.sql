@@ -1,6 +1,7 @@
 -- Give dead letters another chance: their stages begin anew, with all their attempts.
 -- Parameters: dead_letter_id bigint[], resolved_by text, reason text (null: none given).
--- The caller holds the tasks (hold_dead). Only unresolved letters of tasks that were not cancelled.
+-- The caller holds the tasks (hold_dead). Only unresolved letters of tasks that were not cancelled, and of stages that
+-- are still in force.
 -- A task with another dead stage stays failed until that is requeued too. Returns task_id, stage of those requeued.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
 with letter as (
@@ -11,6 +12,8 @@ with letter as (
        and dead_letter.resolved_at is null
        and task.task_id = dead_letter.task_id
        and task.status = 'failed'
+       and exists (select from postroad.stage
+                    where stage.pipeline = dead_letter.pipeline and stage.stage = dead_letter.stage)
     returning dead_letter.task_id, dead_letter.pipeline, dead_letter.stage
 ),
 run as (

@@ -3,8 +3,8 @@
 -- kind text[] (done, failed, snoozed, dead), attempts int[] (with this one), result text[] (JSON), reason text[],
 -- error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[]; and worker text.
 --
--- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled; returns their
--- task_id. For the others somebody was first: load again, decide again.
+-- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled, in stages that
+-- are still in force; returns their task_id. For the others somebody was first: load again, decide again.
 -- Locks the task rows, one by one in the order of task_id, so that two workers cannot wait for each other: lateral,
 -- so that the primary key is used whatever the planner believes of the table (when it was empty, or grew since).
 -- A failed task stays failed: another stage of it is dead until a person requeues that.
@@ -29,7 +29,9 @@ held as materialized (
               and task.version = outcome.version
               and task.status not in ('completed', 'cancelled')
               and outcome.stage <> all (task.stages_done)
-              for update
+              and exists (select from postroad.stage
+                           where stage.pipeline = task.pipeline and stage.stage = outcome.stage)
+              for update of task
            ) as task
 ),
 decided as materialized (

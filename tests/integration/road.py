@@ -45,10 +45,10 @@ class Road:
     engine: AsyncEngine
     settings: Settings
 
-    async def deploy(self, pipeline: Pipeline = TRAVEL) -> Deployment:
+    async def deploy(self, pipeline: Pipeline = TRAVEL, *, force: bool = False) -> Deployment:
         """Make ``pipeline`` the one in force."""
         async with self.engine.begin() as connection:
-            return await deploy(connection, pipeline, self.settings.schema)
+            return await deploy(connection, pipeline, self.settings.schema, force=force)
 
     async def accept(self, pipeline: Pipeline = TRAVEL, *, payload: Any = None, key: str | None = None) -> UUID:
         """Accept a task."""

@@ -160,6 +160,22 @@ async def test_deploy_says_what_became_of_each_pipeline(command: Command, road: 
     assert stages == [("pack", []), ("ride", [])]
 
 
+async def test_deploy_refuses_to_strand_tasks_unless_forced(command: Command, road: Road, tmp_path: Path) -> None:
+    (tmp_path / "road_app.py").write_text(APP)
+    task_id = await road.accept()
+    await road.commit(task_id, "pack")
+
+    refused = await command("deploy", "road_app", code=4)
+    forced = await command("deploy", "road_app", "--force")
+    sys.modules.pop("road_app")
+
+    assert "'rest' (1 tasks, 0 dead letters)" in refused.err
+    assert forced.err == (
+        "travel: version 2 (changed)\ntravel: dropped what was at stage 'rest' (1 tasks, 0 dead letters)\n"
+    )
+    assert await road.task(task_id, "status") == ("in_progress",)
+
+
 # audit
 
 

@@ -3,12 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import pytest
 
-from postroad import Pipeline, Reject
+from postroad import Pipeline, Reject, Retry
 from postroad.core.errors import DeclarationError, RefusedError
-from postroad.stages.deploy import Deployment, deploy, record_if_new
+from postroad.intake.cancel import cancel
+from postroad.intake.dead_letters import requeue
+from postroad.stages.deploy import Deployment, Stranded, deploy, record_if_new
+from postroad.stages.ledger import Attempt, Ledger
 from tests.integration.road import TRAVEL, Road, pipeline
 
 WITH_TOLL = pipeline("travel", pack=(), toll="pack", ride="pack", rest="pack", arrive=("ride", "rest"))
@@ -130,7 +134,8 @@ async def test_a_removed_stage_is_waited_for_no_longer(road: Road) -> None:
     await road.commit(task_id, "pack")
     await road.commit(task_id, "ride")
 
-    assert await road.deploy(WITHOUT_REST) == Deployment("travel", 2, "changed")
+    dropped = (Stranded("rest", tasks=1, dead_letters=0),)
+    assert await road.deploy(WITHOUT_REST, force=True) == Deployment("travel", 2, "changed", dropped)
 
     assert await graph(road) == {"pack": [], "ride": ["pack"], "arrive": ["ride"]}
     assert (await road.events(task_id))[-1] == "StageRequested:arrive"
@@ -144,9 +149,116 @@ async def test_a_task_whose_last_stage_is_removed_is_complete(road: Road) -> Non
     for stage in ("pack", "ride", "rest"):
         await road.commit(task_id, stage)
 
-    await road.deploy(pipeline("travel", pack=(), ride="pack", rest="pack"))
+    await road.deploy(pipeline("travel", pack=(), ride="pack", rest="pack"), force=True)
 
     assert await road.task(task_id, "status") == ("completed",)
+    assert await road.violated() == {}
+
+
+async def test_a_graph_that_would_strand_tasks_is_refused(road: Road) -> None:
+    new, waiting, retrying, dead, passed, cancelled = [await road.accept() for _ in range(6)]
+    for task_id in (waiting, retrying, dead, passed, cancelled):
+        await road.commit(task_id, "pack")
+    await road.commit(retrying, "rest", Retry("no inn"))
+    await road.commit(dead, "rest", Reject("no inn"))
+    await road.commit(passed, "rest")
+    async with road.engine.begin() as connection:
+        await cancel(connection, [cancelled], road.settings.schema, by="ada")
+    before = await road.ask("select task_id, version, status from postroad.task order by 1")
+
+    with pytest.raises(RefusedError, match=r"'travel'.*'rest' \(2 tasks, 1 dead letters\).*--force"):
+        await road.deploy(WITHOUT_REST)
+
+    assert await version(road) == 1
+    assert "rest" in await graph(road)
+    assert await road.ask("select task_id, version, status from postroad.task order by 1") == before
+    assert await road.task(new, "status") == ("pending",)
+
+
+async def test_a_renamed_stage_strands_the_tasks_that_are_at_it(road: Road) -> None:
+    await road.accept()
+
+    with pytest.raises(RefusedError, match=r"'pack' \(1 tasks, 0 dead letters\)"):
+        await road.deploy(pipeline("travel", load=(), ride="load", rest="load", arrive=("ride", "rest")))
+
+
+async def test_a_stage_that_no_task_is_at_is_removed_without_force(road: Road) -> None:
+    done, early = await road.accept(), await road.accept()
+    await road.complete(done)
+
+    assert await road.deploy(WITHOUT_REST) == Deployment("travel", 2, "changed")
+
+    await road.complete(early, WITHOUT_REST)
+    assert await road.task(early, "status") == ("completed",)
+    assert await road.violated() == {}
+
+
+async def test_tasks_that_a_forced_graph_frees_go_on_by_it(road: Road) -> None:
+    dead, twice_dead, last = [await road.accept() for _ in range(3)]
+    for task_id in (dead, twice_dead, last):
+        await road.commit(task_id, "pack")
+        await road.commit(task_id, "rest", Reject("no inn"))
+    await road.commit(twice_dead, "ride", Reject("no horse"))
+    await road.commit(last, "ride")
+    only_pack_and_ride = pipeline("travel", pack=(), ride="pack")
+
+    deployment = await road.deploy(only_pack_and_ride, force=True)
+
+    assert deployment.dropped == (Stranded("rest", tasks=0, dead_letters=3),)
+    assert await road.task(dead, "status", "finished_at") == ("in_progress", None)
+    assert (await road.task(twice_dead, "status")) == ("failed",)
+    assert (await road.task(last, "status")) == ("completed",)
+    assert await road.ask("select stage from postroad.dead_letter where resolved_at is null") == [("ride",)]
+    assert "StageRequested:ride" in await road.events(dead)
+    assert "StageDropped:rest" in await road.events(dead)
+    await road.commit(dead, "ride", pipeline=only_pack_and_ride)
+    assert await road.task(dead, "status") == ("completed",)
+    assert await road.violated() == {}
+
+
+async def test_an_attempt_at_a_stage_that_was_removed_meanwhile_changes_nothing(road: Road) -> None:
+    task_id = await road.accept()
+    await road.commit(task_id, "pack")
+    rest = TRAVEL.graph()["rest"]
+    ledger = Ledger(road.engine, road.settings.schema, "host:1:00000000")
+    work = (await ledger.load(rest, [task_id]))[task_id]
+
+    await road.deploy(WITHOUT_REST, force=True)
+    settled = await ledger.commit(Attempt(rest, work, Reject("no inn"), datetime.now(UTC)))
+
+    assert settled.verdict is None
+    assert await road.task(task_id, "status") == ("in_progress",)
+    assert await road.ask("select from postroad.dead_letter") == []
+    assert await road.violated() == {}
+
+
+async def test_a_dead_letter_of_a_stage_that_is_gone_is_not_requeued(road: Road) -> None:
+    task_id = await road.accept()
+    await road.commit(task_id, "pack", Reject("no bag"))
+    ((letter,),) = await road.ask("select dead_letter_id from postroad.dead_letter")
+    await road.ask("delete from postroad.stage where stage = 'pack'")
+
+    async with road.engine.begin() as connection:
+        assert await requeue(connection, [letter], road.settings.schema, by="ada") == []
+
+    assert await road.task(task_id, "status") == ("failed",)
+
+
+async def test_a_deployment_and_requeues_at_once_leave_no_task_behind(road: Road) -> None:
+    tasks = [await road.accept() for _ in range(20)]
+    for task_id in tasks:
+        await road.commit(task_id, "pack")
+        await road.commit(task_id, "rest", Reject("no inn"))
+    ids = [one for (one,) in await road.ask("select dead_letter_id from postroad.dead_letter")]
+
+    async def again(letter: int) -> None:
+        async with road.engine.begin() as connection:
+            await requeue(connection, [letter], road.settings.schema, by="ada")
+
+    await asyncio.gather(*(again(letter) for letter in reversed(ids)), road.deploy(WITHOUT_REST, force=True))
+
+    assert set(await road.ask("select status from postroad.task")) == {("in_progress",)}
+    assert await road.ask("select from postroad.dead_letter where resolved_at is null") == []
     assert await road.violated() == {}
 
 

@@ -1,5 +1,5 @@
 -- Tasks, no older than the oldest event that is kept, with another number of writes than their version says: each of
--- acceptance, outcome, requeue, retry, cancellation, and completion by a deployment raises it by one and appends its event.
+-- acceptance, outcome, requeue, retry, cancellation, and what a deployment drops or completes raises it by one and appends its event.
 select count(*)
   from postroad.task
  where created_at >= (select min(occurred_at) from postroad.outbox)
@@ -7,5 +7,5 @@ select count(*)
                      from postroad.outbox
                     where outbox.task_id = task.task_id
                       and (type in ('TaskCreated', 'StageCompleted', 'StageFailed', 'StageSnoozed', 'StageDead',
-                                    'StageRequeued', 'TaskCancelled', 'TaskRetried')
+                                    'StageRequeued', 'StageDropped', 'TaskCancelled', 'TaskRetried')
                            or type = 'TaskCompleted' and data ->> 'reason' = 'deploy'))
