@@ -272,6 +272,11 @@ class Consumer:
                         # pending under our name again.
                         self._take(await self._inbox.recover(list(self._held), share - len(dead)), is_reclaimed=True)
                         await self._inbox.relist()
+                        if left_over := await self._inbox.trim():
+                            log.info(
+                                "deleted %d entries of %s that nobody would be given again",
+                                left_over, self.stage.full_name,
+                            )  # fmt: skip
                         look_for_dead_at = now + lease / 4 * random.uniform(0.75, 1.25)
                 pause.reset()
             except (RedisError, OSError) as error:

@@ -139,6 +139,10 @@ class Inbox:
             last = await self._scripts.run("relist", [self._stream, self._due], arguments)
             position = f"({last}" if last else ""
 
+    async def trim(self) -> int:
+        """Delete entries that are pending no more but stayed in the stream; returns how many, ``PAGE`` at most."""
+        return int(await self._scripts.run("trim", [self._stream], [self._group, PAGE]))
+
     async def leave(self) -> None:
         """Remove our consumer from the group, if nothing is pending under its name."""
         await self._scripts.run("leave", [self._stream], [self._group, self._consumer])

@@ -68,6 +68,11 @@ class Road:
         entries: Any = await self.client.xpending_range(self.stream, self.group, min="-", max="+", count=100_000)
         return {one["message_id"]: (one["consumer"], one["times_delivered"]) for one in entries}
 
+    async def entries(self) -> list[str]:
+        """What is in the stream, in its order."""
+        entries: Any = await self.client.xrange(self.stream)
+        return [entry_id for entry_id, _ in entries]
+
     async def consumers(self) -> set[str]:
         return {one["name"] for one in await self.client.xinfo_consumers(self.stream, self.group)}
 
@@ -674,6 +679,37 @@ async def test_a_list_that_is_whole_is_left_as_it_is(road: Road) -> None:
 
     assert await road.client.zcard(road.due) == 3
     assert (await me.reclaim_due(10))[0] == []
+
+
+async def test_entries_that_stayed_although_nobody_gets_them_are_deleted(road: Road) -> None:
+    inbox = road.inbox("one")
+    acknowledged, lost, parked, held, beyond = await road.add(5)
+    await inbox.read(5)
+    (waiting,) = await road.add(1)
+    await road.client.xack(road.stream, road.group, acknowledged, lost, beyond)
+    await inbox.park([(parked, HOUR)])
+
+    assert await inbox.trim() == 2
+    assert await road.entries() == [parked, held, beyond, waiting]
+    assert await inbox.trim() == 0
+
+    await inbox.acknowledge([parked, held])
+    assert await inbox.trim() == 1
+    assert await road.entries() == [waiting]
+    assert await inbox.read(1) != []
+
+
+async def test_a_stream_that_is_not_ours_alone_is_not_trimmed(road: Road) -> None:
+    inbox = road.inbox("one")
+    (entry,) = await road.add(1)
+    await inbox.read(1)
+    await road.client.xack(road.stream, road.group, entry)
+    await road.client.xgroup_create(road.stream, "a reader of others", id="0")
+
+    assert await inbox.trim() == 0
+
+    await road.client.delete(road.stream)
+    assert await inbox.trim() == 0
 
 
 async def test_who_leaves_takes_nothing_with_him(road: Road) -> None:
