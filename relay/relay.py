@@ -58,9 +58,9 @@ class Relay:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._sql = Statements(__package__ or "", settings.schema)
-        self._client = broker.command_client(settings)
+        self._clients = broker.Clients(settings)
         keys = Keys(settings.prefix, settings.shards)
-        self._shards = [Shard(number, keys, self._client) for number in keys.shards]
+        self._shards = [Shard(number, keys, self._clients.of(number)) for number in keys.shards]
 
     async def run(self) -> None:
         """Relay, and connect again whenever Postgres was lost. Raises ``SchemaError`` if it is not migrated."""
@@ -86,7 +86,7 @@ class Relay:
                     await asyncio.sleep(pause * random.uniform(0.5, 1))
                     pause = min(pause * 2, 5.0)
         finally:
-            await self._client.aclose()
+            await self._clients.aclose()
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class _Session:
     def __init__(self, relay: Relay, connection: psycopg.AsyncConnection[Any]) -> None:
         self._settings = relay._settings
         self._sql = relay._sql
-        self._client = relay._client
+        self._clients = relay._clients
         self._shards = relay._shards
         self._connection = connection
         self._ticks = Ticks(connection, relay._settings.schema)
@@ -124,7 +124,7 @@ class _Session:
         self._last, is_ours = await self._ticks.last()
         if not is_ours:
             await self._adopt()
-        sweeping = asyncio.create_task(Sweep(self._settings, self._client).run())
+        sweeping = asyncio.create_task(Sweep(self._settings, self._clients).run())
         try:
             await self._relay()
         finally:
@@ -204,7 +204,7 @@ class _Session:
             progress.seen = None
             progress.paused_until = _now() + progress.pause * random.uniform(0.5, 1)
             progress.pause = min(progress.pause * 2, LONGEST_PAUSE)
-            await broker.reset_if_demoted(self._client, error)
+            await shard.heed(error)
             log.warning(
                 "waiting for Redis at %s: %s",
                 masked(self._settings.redis_url), first_line(error), extra={"shard": shard.number},
@@ -308,7 +308,7 @@ class _Session:
 
     async def _sleep(self) -> None:
         """Wait until somebody appends, or a second has passed."""
-        paused_until = max(progress.paused_until for progress in self._progress.values())
+        paused_until = min(progress.paused_until for progress in self._progress.values())
         if paused_until > _now():
             # A backlog builds up anyway; to be notified of each commit would only slow the writers.
             await asyncio.sleep(min(paused_until - _now(), LONGEST_NAP * 5))
