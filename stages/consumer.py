@@ -366,6 +366,12 @@ class Consumer:
             return
         tasks = list({one.task_id for one in deliveries if isinstance(one, Envelope)})
         loaded = await persist("loading", lambda: self._ledger.load(self.stage, tasks)) if tasks else {}
+        if len(loaded) < len(tasks):
+            # After a failover to a replica that had not heard of them, a restore, or by a stranger's hand.
+            log.warning(
+                "dropping %d entries of %s whose tasks Postgres does not know", len(tasks) - len(loaded),
+                self.stage.full_name, extra={"task_id": str(next(task for task in tasks if task not in loaded))},
+            )  # fmt: skip
         for delivery in deliveries:
             entry_id = _entry_id(delivery)
             held = self._held[entry_id]

@@ -1,0 +1,131 @@
+"""More of Postgres than one server: replicas that are promoted, dumps restored elsewhere, poolers, small disks.
+
+All are context managers, and whatever they start ends with them.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+
+from postroad.core.servers import Postgres
+from postroad.core.settings import Settings
+from tests.acceptance.app import EFFECT_TABLE
+from tests.acceptance.deployment import Deployment, tails, wait_until
+
+LEASE = timedelta(seconds=2)
+"""Short, so that what died is missed soon."""
+
+OPTIONS = {"max_prepared_transactions": "20"}
+"""Those of the tests' servers: a replica must not have less."""
+
+
+@contextlib.contextmanager
+def deployed(settings: Settings, folder: Path) -> Iterator[Deployment]:
+    """A deployment with the pipelines of the acceptance tests; nothing runs yet."""
+    deployment = Deployment(replace(settings, app="tests.acceptance.app", lease=LEASE, port=0), folder)
+    deployment.execute(EFFECT_TABLE)
+    try:
+        yield deployment
+    finally:
+        deployment.close()
+        sys.stderr.write(tails(deployment.processes.values()))
+
+
+@contextlib.contextmanager
+def replica_of(primary: Postgres) -> Iterator[Postgres]:
+    """A replica that streams from ``primary``, asynchronously, on a port of its own."""
+    with _folder_beside(primary) as folder:
+        (folder / "password").write_bytes((primary.folder / "password").read_bytes())
+        _run(primary, "pg_basebackup", "--pgdata", folder / "data", "--write-recovery-conf", "--checkpoint=fast")
+        with Postgres(folder, fsync=False, options=OPTIONS) as replica:
+            wait_until(lambda: is_level(primary, replica), "the replica streams")
+            yield replica
+
+
+@contextlib.contextmanager
+def promoted(replica: Postgres, *, port: int) -> Iterator[Postgres]:
+    """``replica`` as the primary, at ``port``, as behind an address that moves: that of the old one, which has ended."""
+    replica.stop()
+    with Postgres(replica.folder, port=port, fsync=False, options=OPTIONS) as primary:
+        promote(primary)
+        yield primary
+
+
+@contextlib.contextmanager
+def another_cluster(beside: Postgres, *, port: int | None = None) -> Iterator[Postgres]:
+    """An empty Postgres with a ``system_identifier`` of its own, and the password of ``beside``."""
+    with _folder_beside(beside) as folder:
+        (folder / "password").write_bytes((beside.folder / "password").read_bytes())
+        with Postgres(folder, port=port, fsync=False, options=OPTIONS) as cluster:
+            yield cluster
+
+
+def promote(replica: Postgres) -> None:
+    """Make ``replica`` a primary; returns when it takes writes."""
+    assert ask(replica, "select pg_promote()") == [(True,)]
+
+
+def cut_off(replica: Postgres) -> None:
+    """Let ``replica`` hear of nothing that is committed from now on."""
+    ask(replica, "alter system set primary_conninfo = ''")
+    ask(replica, "select pg_reload_conf()")
+    wait_until(lambda: not ask(replica, "select from pg_stat_wal_receiver"), "the replica streams no more")
+
+
+def is_level(primary: Postgres, replica: Postgres) -> bool:
+    """Whether ``replica`` has replayed what ``primary`` had written when it was asked."""
+    ((written,),) = ask(primary, "select pg_current_wal_flush_lsn()")
+    ((replayed,),) = ask(replica, "select pg_last_wal_replay_lsn()")
+    return replayed is not None and _lsn(replayed) >= _lsn(written)
+
+
+def dump(postgres: Postgres, file: Path) -> None:
+    """``pg_dump`` the database into ``file``, as it is at one moment."""
+    _run(postgres, "pg_dump", "--format=custom", "--file", file, "postgres")
+
+
+def restore(postgres: Postgres, file: Path) -> None:
+    """``pg_restore`` what is in ``file``; all or nothing."""
+    _run(postgres, "pg_restore", "--single-transaction", "--dbname=postgres", file)
+
+
+def ask(postgres: Postgres, statement: LiteralString, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Rows, if there are any, on a connection of its own."""
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        cursor = connection.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description is not None else []
+
+
+@contextlib.contextmanager
+def _folder_beside(postgres: Postgres) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=postgres.folder.parent) as folder:
+        yield Path(folder)
+
+
+def _run(postgres: Postgres, program: str, *arguments: str | Path) -> None:
+    """Run a client program of Postgres' own against ``postgres``."""
+    where = {
+        "PGHOST": "127.0.0.1",
+        "PGPORT": str(postgres.port),
+        "PGUSER": "postgres",
+        "PGPASSWORD": (postgres.folder / "password").read_text(),
+    }
+    path = postgres._program().with_name(program)
+    ended = subprocess.run(
+        [path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=os.environ | where
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def _lsn(text: str) -> int:
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
