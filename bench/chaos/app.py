@@ -1,7 +1,7 @@
 """The pipeline that is put under fire: fan-out, fan-in, handlers of all three kinds, and what misbehaves if told to.
 
 What a handler does is written in the payload of its task: how long it takes (``seconds``), how often it fails before it
-succeeds (``fails``), and what harm it does (``do``) at which stage (``at``).
+succeeds (``fails``), and what harm it does (``do``, for ``blocked`` seconds) at which stage (``at``).
 """
 
 import asyncio
@@ -55,8 +55,8 @@ def harm(task: Task) -> str | None:
     match task.payload["do"]:
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "block":
-            time.sleep(task.payload["seconds"])
+        case "block" if task.attempt == 1:
+            time.sleep(task.payload["blocked"])
         case "hang" if task.attempt == 1:
             return "hang"
     return None

@@ -36,7 +36,7 @@ def kill_process(scene: Scene, draw: random.Random) -> None:
 @fault("handler", "blocks")
 def block_loop(scene: Scene, draw: random.Random) -> None:
     """a handler that blocks its event loop for one and a half leases"""
-    _misbehave(scene, do="block", at=draw.choice(("weigh", "sort")), seconds=scene.lease * 1.5)
+    _misbehave(scene, do="block", at=draw.choice(("weigh", "sort")), blocked=scene.lease * 1.5)
 
 
 @fault("handler", "hangs")

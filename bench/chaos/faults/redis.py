@@ -9,7 +9,7 @@ from typing import Any
 from tests.acceptance.havoc import crash, wipe
 
 from ..app import STAGES
-from ..scene import Scene, fault
+from ..scene import Missed, Scene, fault
 
 FULL = 4.0
 """Seconds for which Redis is full."""
@@ -159,6 +159,7 @@ def fill(scene: Scene, draw: random.Random) -> None:
 def evict(scene: Scene, draw: random.Random) -> None:
     """maxmemory just below what is used, for 4 s, with allkeys-lru: one key after the other is evicted"""
     with scene.deployment.redis() as client:
+        before = _evicted(client)
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
             for _ in range(8):
@@ -168,6 +169,12 @@ def evict(scene: Scene, draw: random.Random) -> None:
         finally:
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
+        if _evicted(client) == before:
+            raise Missed("nothing was evicted")
+
+
+def _evicted(client: Any) -> int:
+    return int(client.info("stats")["evicted_keys"])
 
 
 def _groups(client: Any, stream: str) -> list[dict[str, Any]]:
