@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import memory, swf, throughput
+from . import idle, memory, parked, swf, throughput
 from .chaos import run as chaos
 
 
@@ -25,6 +25,10 @@ def main() -> int:
             )
         case "memory":
             return memory.run(tasks=options.tasks, every=options.every)
+        case "idle":
+            return idle.run(events=options.events, repeat=options.repeat)
+        case "parked":
+            return parked.run(entries=options.entries)
         case "swf":
             return swf.run(options.log, limit=options.limit, every=options.every, seed=options.seed)
         case "throughput":
@@ -44,6 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     flat = measurements.add_parser("memory", help="memory of intake, relay and workers along a long run")
     flat.add_argument("--tasks", type=int, default=200_000, help="how many travel [%(default)s]")
     flat.add_argument("--every", type=int, default=10_000, help="a line each time so many have finished [%(default)s]")
+
+    rest = measurements.add_parser("parked", help="Redis' slowest commands beside many parked entries")
+    rest.add_argument("--entries", type=int, default=100_000, help="how many are parked [%(default)s]")
+
+    idle_run = measurements.add_parser("idle", help="the relay beside a transaction that is never committed")
+    idle_run.add_argument("--events", type=int, default=30_000, help="how many are published each time [%(default)s]")
+    idle_run.add_argument("--repeat", type=int, default=3, help="how often, with and without [%(default)s]")
 
     fire = measurements.add_parser("swf", help="a job log through the provisioning example, under fire")
     fire.add_argument("log", metavar="LOG", type=Path, help="in the Standard Workload Format, plain or gzip")

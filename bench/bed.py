@@ -1,7 +1,7 @@
 """The test bed: durable embedded servers, and what their processes use."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def megabytes(process: Process) -> float:
     return float(psutil.Process(process.pid).memory_info().rss / 1e6)
 
 
-def table(rows: list[Mapping[str, str]]) -> str:
+def table(rows: Sequence[Mapping[str, str]]) -> str:
     """``rows`` lined up: the first column to the left, numbers to the right."""
     names = list(rows[0])
     widths = [max(len(name), *(len(row[name]) for row in rows)) for name in names]

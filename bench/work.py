@@ -1,16 +1,17 @@
 """The standard work: three stages in order, each computing a small dict from an order of about 300 bytes.
 
 Twice: by plain handlers, whose outcomes commit together, and by handlers with a transaction of their own, in which each
-also writes a row.
+also writes a row. And a stage that only waits.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from postroad import Pipeline, Task
+from postroad import Pipeline, Snooze, Task
 
 STAGES = ("validate", "allocate", "finalize")
 
@@ -20,6 +21,7 @@ _RECORD = text("insert into bench_result (task_id, stage, lines) values (:task_i
 
 plain = Pipeline("plain")
 own = Pipeline("own-transaction")
+waiting = Pipeline("waiting")
 
 
 def order(number: int) -> dict[str, Any]:
@@ -65,3 +67,9 @@ async def handle_in_transaction(task: Task, connection: AsyncConnection) -> dict
 for _before, _stage in zip((None, *STAGES), STAGES, strict=False):
     plain.stage(_stage, after=_before or ())(handle)
     own.stage(_stage, after=_before or ())(handle_in_transaction)
+
+
+@waiting.stage()
+async def rest(task: Task) -> None:
+    """Wait for a day."""
+    raise Snooze(timedelta(days=1))
