@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, LiteralString
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
@@ -30,9 +31,10 @@ OPTIONS = {"max_prepared_transactions": "20"}
 
 @contextlib.contextmanager
 def deployed(settings: Settings, folder: Path) -> Iterator[Deployment]:
-    """A deployment with the pipelines of the acceptance tests; nothing runs yet."""
+    """A deployment with the pipelines of the acceptance tests, on a database with our tables; nothing runs yet."""
     deployment = Deployment(replace(settings, app="tests.acceptance.app", lease=LEASE, port=0), folder)
-    deployment.execute(EFFECT_TABLE)
+    if deployment.query("select to_regclass('effect')") == [(None,)]:
+        deployment.execute(EFFECT_TABLE)
     try:
         yield deployment
     finally:
@@ -53,7 +55,7 @@ def replica_of(primary: Postgres) -> Iterator[Postgres]:
 
 @contextlib.contextmanager
 def promoted(replica: Postgres, *, port: int) -> Iterator[Postgres]:
-    """``replica`` as the primary, at ``port``, as behind an address that moves: that of the old one, which has ended."""
+    """``replica`` as the primary at ``port``: that of the old one, which has ended, as behind an address that moves."""
     replica.stop()
     with Postgres(replica.folder, port=port, fsync=False, options=OPTIONS) as primary:
         promote(primary)
@@ -61,12 +63,10 @@ def promoted(replica: Postgres, *, port: int) -> Iterator[Postgres]:
 
 
 @contextlib.contextmanager
-def another_cluster(beside: Postgres, *, port: int | None = None) -> Iterator[Postgres]:
-    """An empty Postgres with a ``system_identifier`` of its own, and the password of ``beside``."""
-    with _folder_beside(beside) as folder:
-        (folder / "password").write_bytes((beside.folder / "password").read_bytes())
-        with Postgres(folder, port=port, fsync=False, options=OPTIONS) as cluster:
-            yield cluster
+def another_cluster(beside: Postgres) -> Iterator[Postgres]:
+    """An empty Postgres with a ``system_identifier`` of its own, in a folder beside that of ``beside``."""
+    with _folder_beside(beside) as folder, Postgres(folder, fsync=False, options=OPTIONS) as cluster:
+        yield cluster
 
 
 def promote(replica: Postgres) -> None:
@@ -93,9 +93,10 @@ def dump(postgres: Postgres, file: Path) -> None:
     _run(postgres, "pg_dump", "--format=custom", "--file", file, "postgres")
 
 
-def restore(postgres: Postgres, file: Path) -> None:
-    """``pg_restore`` what is in ``file``; all or nothing."""
-    _run(postgres, "pg_restore", "--single-transaction", "--dbname=postgres", file)
+def restore(postgres: Postgres, file: Path, database: str = "postgres") -> str:
+    """``pg_restore`` what is in ``file``, all or nothing, into an empty database; returns its URL."""
+    _run(postgres, "pg_restore", "--single-transaction", "--dbname", database, file)
+    return urlunsplit(urlsplit(postgres.url)._replace(path=f"/{database}"))
 
 
 def ask(postgres: Postgres, statement: LiteralString, *parameters: Any) -> list[tuple[Any, ...]]:
