@@ -72,4 +72,8 @@ class RefusedError(PostroadError):
 
 def first_line(error: BaseException) -> str:
     """What ``error`` says, in one line: drivers add the statement and links to their documentation."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    try:
+        said = str(error).strip()
+    except Exception:  # an author's exception, whose own words fail
+        said = ""
+    return (said or type(error).__name__).splitlines()[0]

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from ..core import telemetry
 from ..outbox.request import ready_stages
 from ..outbox.ticks import Tick
 from .publish import Marker, Shard
@@ -68,4 +69,6 @@ async def _ask(
     # Or the outbox would fill up with what we ask for at each try, while Redis is a replica or full.
     await shard.check_writable()
     statement, parameters = ready_stages(schema, reason=reason, stages=stages)
-    return (await connection.execute(statement, parameters)).rowcount
+    asked = (await connection.execute(statement, parameters)).rowcount
+    telemetry.healed(asked, reason)
+    return asked

@@ -15,6 +15,7 @@ from uuid import UUID
 import psycopg
 from redis.exceptions import RedisError
 
+from ..core import telemetry
 from ..core.broker import Clients, Keys, Scripts, group_name, heed_cancellation
 from ..core.database import Statements, connect_psycopg
 from ..core.errors import first_line
@@ -98,6 +99,7 @@ class Sweep:
             self._settings.schema, reason="sweep", stages=[(pipeline, stage)], tasks=overdue
         )
         asked = (await connection.execute(statement, values)).rowcount
+        telemetry.healed(asked, "lost entry", pipeline=pipeline, stage=stage)
         if asked:
             log.warning("the entries of %d tasks at %s.%s were lost; asked for again", asked, pipeline, stage)
         return asked

@@ -235,6 +235,7 @@ class Consumer:
             try:
                 room = await self._room()
                 deliveries = await self._inbox.recover(list(self._held), room)
+                self._healed(len(deliveries), "lost reply")
             except (RedisError, OSError) as error:
                 await self._redis_failed("recovering", error, pause)
                 if broker.is_group_missing(error):
@@ -265,14 +266,18 @@ class Consumer:
                 if now >= max(look_for_dead_at, self._may_reclaim_at) and (share := self._share()) > 0:
                     dead = await self._inbox.reclaim_dead(share)
                     if dead:
+                        self._healed(len(dead), "dead worker")
                         log.warning("took over %d entries of dead workers of %s", len(dead), self.stage.full_name)
                     self._take(dead, is_reclaimed=True)
                     if len(dead) < share:
                         # A failover may undo what we were told, and that we hear of no error: what we parked is
                         # pending under our name again.
-                        self._take(await self._inbox.recover(list(self._held), share - len(dead)), is_reclaimed=True)
+                        ours = await self._inbox.recover(list(self._held), share - len(dead))
+                        self._healed(len(ours), "lost reply")
+                        self._take(ours, is_reclaimed=True)
                         await self._inbox.relist()
                         if left_over := await self._inbox.trim():
+                            self._healed(left_over, "left over")
                             log.info(
                                 "deleted %d entries of %s that nobody would be given again",
                                 left_over, self.stage.full_name,
@@ -284,6 +289,9 @@ class Consumer:
                 await self._recover(pause)
                 continue
             await self._sleep(wait)
+
+    def _healed(self, count: int, reason: str) -> None:
+        telemetry.healed(count, reason, pipeline=self.stage.pipeline, stage=self.stage.name)
 
     async def _redis_failed(self, doing: str, error: Exception, pause: "Pause") -> None:
         await self._inbox.heed(error)
