@@ -192,19 +192,36 @@ def in_schema(text: str, schema: str) -> str:
 
 
 def sqlalchemy_url(database_url: str) -> URL:
-    """``DATABASE_URL`` as SQLAlchemy wants it, with psycopg as the driver. Raises ``SettingsError``."""
+    """``DATABASE_URL`` as SQLAlchemy wants it, with psycopg as the driver. Raises ``SettingsError``.
+
+    It may name several servers as libpq lets it, ``host1:5432,host2:5432``; see ``target_session_attrs``.
+    """
     if not database_url:
         raise SettingsError("DATABASE_URL is not set: postgresql://user:password@host:5432/database")
     scheme, _, rest = database_url.partition("://")
     if scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
         raise SettingsError(f"DATABASE_URL begins with postgresql://, not {masked(database_url)!r}")
     try:
-        return make_url(f"postgresql+psycopg://{rest}")
+        return make_url(f"postgresql+psycopg://{_hosts_apart(rest)}")
     except (ArgumentError, ValueError) as error:
         # Without the driver's words: they may quote a part of the password.
         raise SettingsError(
             f"DATABASE_URL {masked(database_url)!r} is no URL; a password is written with %40 for @, %2F for /"
         ) from error
+
+
+def _hosts_apart(rest: str) -> str:
+    """A URL after its ``://``; several hosts in it go where SQLAlchemy looks for them."""
+    match = re.fullmatch(r"([^/?]*@)?([^/?@]*,[^/?@]*)(/[^?]*)?(?:\?(.*))?", rest)
+    if match is None:
+        return rest
+    login, servers, path, query = match.groups(default="")
+    parts = [re.fullmatch(r"(\[.*\]|[^:]*):?(\d*)", server) for server in servers.split(",")]
+    if None in parts:
+        return rest
+    hosts = ",".join(part[1].strip("[]") for part in parts if part)
+    ports = ",".join(part[2] or "5432" for part in parts if part)
+    return f"{login}{path or '/'}?host={hosts}&port={ports}{'&' if query else ''}{query}"
 
 
 def make_engine(settings: Settings, *, application: str, pool: int | None = None) -> AsyncEngine:
@@ -218,29 +235,28 @@ def make_engine(settings: Settings, *, application: str, pool: int | None = None
         max_overflow=0,
         pool_timeout=30,
         pool_pre_ping=False,
-        connect_args={
-            "application_name": application,
-            "connect_timeout": 5,
-            "keepalives_idle": 30,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-        },
+        connect_args=_connect_arguments(application),
         execution_options={"schema_translate_map": {SCHEMA: settings.schema}},
     )
 
 
 async def connect_psycopg(settings: Settings, *, application: str) -> psycopg.AsyncConnection[Any]:
     """A plain connection in autocommit, for what lives as long as the session: advisory locks and LISTEN."""
-    url = sqlalchemy_url(settings.database_url).set(drivername="postgresql")
+    url = sqlalchemy_url(settings.database_url)
+    positional, arguments = url.get_dialect()().create_connect_args(url)
     return await psycopg.AsyncConnection.connect(
-        url.render_as_string(hide_password=False),
-        autocommit=True,
-        application_name=application,
-        connect_timeout=5,
-        keepalives_idle=30,
-        keepalives_interval=5,
-        keepalives_count=3,
+        *positional, **dict(arguments) | _connect_arguments(application), autocommit=True
     )
+
+
+def _connect_arguments(application: str) -> dict[str, Any]:
+    return {
+        "application_name": application,
+        "connect_timeout": 5,
+        "keepalives_idle": 30,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
 
 
 def current_revision(connection: Connection, schema: str) -> str | None:

@@ -3,56 +3,10 @@
 import io
 import json
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-import httpx2
 
 from postroad.core.servers import Postgres
+from tests.acceptance.client import Client
 from tests.acceptance.deployment import Deployment, wait_until
-
-
-@dataclass
-class Client:
-    """Submits one task after the other, each until it is accepted, as a client that keeps to the rules does."""
-
-    url: str
-    accepted: dict[str, str] = field(default_factory=dict)
-    """The id of each task that was answered with 202, by its key."""
-    refusals: list[httpx2.Response] = field(default_factory=list)
-    """All other answers."""
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        """Submit until ``stop``."""
-        number = 0
-        with httpx2.Client(timeout=30, trust_env=False) as client:
-            while not self._stop.is_set():
-                key = f"client-{number}"
-                answer = client.post(
-                    f"{self.url}/v1/tasks",
-                    json={"pipeline": "road", "payload": {"length": number}},
-                    headers={"Idempotency-Key": key},
-                )
-                if answer.status_code == 202:
-                    self.accepted[key] = answer.json()["task_id"]
-                    number += 1
-                else:
-                    self.refusals.append(answer)
-                self._stop.wait(0.05)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Submit for the length of the block."""
-        thread = threading.Thread(target=self.run)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
 
 
 def completed(deployment: Deployment) -> int:

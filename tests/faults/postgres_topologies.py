@@ -74,6 +74,13 @@ def promote(replica: Postgres) -> None:
     assert ask(replica, "select pg_promote()") == [(True,)]
 
 
+def make_synchronous(primary: Postgres) -> None:
+    """From now on nothing is answered as committed that the one replica does not have."""
+    ask(primary, "alter system set synchronous_standby_names = '*'")
+    ask(primary, "select pg_reload_conf()")
+    wait_until(lambda: ask(primary, "select from pg_stat_replication where sync_state = 'sync'"), "it is synchronous")
+
+
 def cut_off(replica: Postgres) -> None:
     """Let ``replica`` hear of nothing that is committed from now on."""
     ask(replica, "alter system set primary_conninfo = ''")

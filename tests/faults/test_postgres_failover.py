@@ -1,6 +1,9 @@
 """A replica takes the place of the primary, with everything that was committed or without the last of it."""
 
-from collections.abc import Iterator
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -8,8 +11,17 @@ import pytest
 from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
+from tests.acceptance.client import Client
 from tests.acceptance.deployment import Deployment, wait_until
-from tests.faults.postgres_topologies import cut_off, deployed, is_level, promoted, replica_of
+from tests.faults.postgres_topologies import (
+    cut_off,
+    deployed,
+    is_level,
+    make_synchronous,
+    promote,
+    promoted,
+    replica_of,
+)
 
 
 @pytest.fixture
@@ -26,6 +38,58 @@ def deployment(replica: Postgres, own_postgres: Postgres, own_valkey: Valkey, tm
     settings = Settings(database_url=own_postgres.url, redis_url=own_valkey.url)
     with deployed(settings, tmp_path) as deployment:
         yield deployment
+
+
+@contextlib.contextmanager
+def at_its_own_address(replica: Postgres, primary: Postgres) -> Iterator[None]:
+    """The replica is promoted where it is; whoever knows both addresses looks for the one that takes writes."""
+    promote(replica)
+    yield
+
+
+@contextlib.contextmanager
+def at_the_old_address(replica: Postgres, primary: Postgres) -> Iterator[None]:
+    """The replica gets the address of the primary, and is promoted."""
+    with promoted(replica, port=primary.port):
+        yield
+
+
+@pytest.mark.parametrize("failover", [at_its_own_address, at_the_old_address])
+def test_a_failover_under_traffic_loses_nothing(
+    failover: Callable[[Postgres, Postgres], AbstractContextManager[None]],
+    deployment: Deployment,
+    own_postgres: Postgres,
+    replica: Postgres,
+) -> None:
+    """With synchronous replication: what was answered is on both."""
+    make_synchronous(own_postgres)
+    if failover is at_its_own_address:
+        either = f"@127.0.0.1:{replica.port},127.0.0.1:{own_postgres.port}/"
+        url = deployment.settings.database_url.replace(f"@127.0.0.1:{own_postgres.port}/", either)
+        deployment.settings = dataclasses.replace(
+            deployment.settings, database_url=f"{url}?target_session_attrs=read-write"
+        )
+    deployment.start()
+    client = Client(deployment.url)
+    with client.running():
+        deployment.submit("road", *({"length": number, "seconds": 0.2} for number in range(100)))
+        wait_until(lambda: deployment.finished() > 20, "some tasks are completed")
+        own_postgres.kill()
+        with failover(replica, own_postgres):
+            before, accepted = deployment.finished(), len(client.accepted)
+            wait_until(lambda: deployment.finished() > before + 10, "tasks are completed after the failover")
+            wait_until(lambda: len(client.accepted) > accepted + 10, "tasks are accepted after the failover")
+            client.stop()
+            # The last may have been accepted without an answer that said so.
+            known = deployment.query("select key, task_id::text from postroad.intake_key where key like 'client-%%'")
+            assert client.accepted.items() <= dict(known).items()
+            tasks = 100 + len(known)
+            assert deployment.wait_until_finished(tasks) == {"completed": tasks}
+            effects = deployment.query("select stage, count(*), count(distinct task_id) from effect group by stage")
+            assert sorted(effects) == [("finish", tasks, tasks), ("survey", tasks, tasks)]
+            assert {answer.status_code for answer in client.refusals} <= {503}
+            assert all(process.is_running for process in deployment.processes.values())
+            deployment.audit()
 
 
 def test_what_a_replica_never_heard_of_is_dropped_and_all_that_it_knows_completes(

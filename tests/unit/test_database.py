@@ -19,7 +19,38 @@ def test_psycopg_is_the_driver_however_the_url_is_spelt(scheme: str) -> None:
     assert url.query == {"sslmode": "require"}
 
 
-@pytest.mark.parametrize("url", ["", "mysql://host/road", "host/road", "postgresql://user:sec:ret@host:port/road"])
+@pytest.mark.parametrize(
+    ("authority", "hosts", "ports"),
+    [
+        ("one:5433,two:5434", "one,two", "5433,5434"),
+        ("one,two:5434,three", "one,two,three", "5432,5434,5432"),
+        ("[::1]:5433,[fe80::2]", "::1,fe80::2", "5433,5432"),
+    ],
+)
+def test_several_servers_are_named_as_libpq_has_it(authority: str, hosts: str, ports: str) -> None:
+    url = sqlalchemy_url(f"postgresql://user:p%40s,s@{authority}/road?target_session_attrs=read-write")
+
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    assert arguments == {
+        "user": "user",
+        "password": "p@s,s",
+        "host": hosts,
+        "port": ports,
+        "dbname": "road",
+        "target_session_attrs": "read-write",
+    }
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "mysql://host/road",
+        "host/road",
+        "postgresql://user:sec:ret@host:port/road",
+        "postgresql://user:secret@a:1,b:port/road",
+    ],
+)
 def test_a_database_url_that_is_none_is_told_without_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="DATABASE_URL") as caught:
         sqlalchemy_url(url)
