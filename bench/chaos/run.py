@@ -26,7 +26,10 @@ from .scene import FAULTS, RELAYS, Ended, Fault, Missed, Scene, Strike, schedule
 from .verdict import Run, judge, markdown
 
 LIMIT = 120.0
-"""Seconds after which what has not healed is stuck."""
+"""Seconds after which what has not healed is stuck, if ``LEASES`` are not longer."""
+
+LEASES = 10
+"""A task that kills its workers outlives five of them, each for a lease and a while."""
 
 PROGRESS = 10.0
 """Seconds between two lines of progress."""
@@ -53,25 +56,34 @@ def chosen(names: Sequence[str]) -> list[tuple[Fault, ...]]:
 
 
 def run(*, seconds: float, seed: int, lease: float, only: Sequence[str], report: Path | None) -> int:
-    """Strike for ``seconds``, print the report, write it to the file ``report`` as JSON. Returns 5 if a check fails."""
+    """Strike for ``seconds``, print the report, write it to the file ``report`` as JSON. Returns 0, 5 if a check fails,
+    or 130 if it was interrupted."""
     wanted = chosen(only)
     print(f"seed {seed}", file=sys.stderr)
-    with bed(OPTIONS) as servers, _scene(servers, lease, seed) as scene, Burden(scene.deployment.settings.database_url):
-        made = Run()
+    try:
+        with bed(OPTIONS) as servers, _scene(servers, lease, seed) as scene:
+            return _run(scene, schedule(seed, wanted), seconds=seconds, seed=seed, report=report)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(scene: Scene, strikes: Iterator[Strike], *, seconds: float, seed: int, report: Path | None) -> int:
+    made = Run()
+    with Burden(scene.deployment.settings.database_url):
         began = time.monotonic()
         with _supervised(scene.deployment, made), _progress(scene, made):
-            _strike_on(scene, made, schedule(seed, wanted), until=began + seconds)
+            _strike_on(scene, made, strikes, until=began + seconds)
             scene.load.finish()
             struck_for = time.monotonic() - began
             if _wait_for_all(scene) is None:
                 made.faulty.append("at the end there are tasks that are not terminal")
         verdict = judge(scene)
-        print(markdown(made, verdict, scene, seconds=struck_for, seed=seed))
-        if report is not None:
-            document = {"seed": seed, "lease": lease, "seconds": struck_for, "faults": made.rows()}
-            document |= {"run": asdict(made), "verdict": asdict(verdict)}
-            report.write_text(json.dumps(document, indent=1) + "\n")
-        return 0 if verdict.is_well and not made.stuck and not made.faulty else 5
+    print(markdown(made, verdict, scene, seconds=struck_for, seed=seed))
+    if report is not None:
+        document = {"seed": seed, "lease": scene.lease, "seconds": struck_for, "faults": made.rows()}
+        document |= {"run": asdict(made), "verdict": asdict(verdict)}
+        report.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if verdict.is_well and not made.stuck and not made.faulty else 5
 
 
 @contextmanager
@@ -86,7 +98,7 @@ def _scene(servers: Bed, lease: float, seed: int) -> Iterator[Scene]:
             deployment.stage(*(f"parcel.{stage}" for stage in stages), name=name)
         deployment.serve()
         load = Load(deployment, seed)
-        scene = Scene(deployment, servers.postgres, servers.valkey, load, lease, LIMIT)
+        scene = Scene(deployment, servers.postgres, servers.valkey, load, lease, max(LIMIT, LEASES * lease))
         load.start()
         try:
             yield scene

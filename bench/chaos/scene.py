@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, LiteralString
 
 import psutil
@@ -19,7 +20,7 @@ from .app import WORKERS
 from .load import Load
 
 PAIRS = 0.2
-"""The share of strikes in which two faults come at once."""
+"""How often two faults come at once, for each that comes alone."""
 
 RELAYS = ("relay-1", "relay-2")
 
@@ -34,7 +35,10 @@ class Missed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A running deployment with its servers and its load. ``lease`` in seconds."""
+    """A running deployment with its servers and its load.
+
+    In seconds: ``lease`` is the workers', ``limit`` is how long whatever has not healed is waited for.
+    """
 
     deployment: Deployment
     postgres: Postgres
@@ -143,14 +147,19 @@ class Strike:
 def schedule(seed: int, wanted: Sequence[tuple[Fault, ...]] = ()) -> Iterator[Strike]:
     """The strikes of a run, without end; a function of the arguments alone.
 
-    Every fault comes once before any comes again. Two at once are of different places: neither undoes the other.
-    With ``wanted`` these alone strike, as they are.
+    Every fault comes once, alone, before any comes again. Now and then two come at once, which likewise take turns, of
+    different places: neither undoes the other. With ``wanted`` these alone strike, as they are.
     """
     draw = random.Random(seed)
-    bag = Bag(wanted or [(fault,) for fault in FAULTS.values()], draw)
+    alone = Bag(wanted or [(fault,) for fault in FAULTS.values()], draw)
+    paired = Bag(list(FAULTS.values()), draw)
     while True:
-        chosen = bag.next()
+        yield Strike(alone.next(), draw.getrandbits(32))
         if not wanted and draw.random() < PAIRS:
-            place = chosen[0].place
-            chosen += bag.next_if(lambda others: others[0].place != place) or ()  # noqa: B023 - called at once
-        yield Strike(chosen, draw.getrandbits(32))
+            first = paired.next()
+            if second := paired.next_if(partial(_is_elsewhere, first)):
+                yield Strike((first, second), draw.getrandbits(32))
+
+
+def _is_elsewhere(fault: Fault, other: Fault) -> bool:
+    return fault.place != other.place

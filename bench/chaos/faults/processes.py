@@ -55,8 +55,8 @@ def kill_relay(scene: Scene, draw: random.Random) -> None:
 
 @fault("relay", "pause")
 def pause_relay(scene: Scene, draw: random.Random) -> None:
-    """SIGSTOP of the relay that works, for 2 to 6 s"""
-    _pause(scene, scene.leader(), draw.uniform(2, 6))
+    """SIGSTOP of the relay that works, for 2 s up to a lease and 8 s: the other may take over meanwhile"""
+    _pause(scene, scene.leader(), draw.uniform(2, scene.lease + 8))
 
 
 @fault("relay", "kill-both")
