@@ -98,6 +98,10 @@ class Shard:
         """Raise what Redis answers if it takes no writes, being a replica, or full; changes nothing."""
         await self._client.setrange(self._keys.marker(self.number), 0, "")
 
+    async def ping(self) -> None:
+        """Return if Redis answers; raise the error otherwise."""
+        await self._client.ping()
+
     async def heed(self, error: Exception) -> None:
         """After a failed call: connect anew if the server is not the one to ask any more."""
         await reset_if_demoted(self._client, error)

@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -56,7 +57,7 @@ class Relay:
     """One relay process. ``run`` goes on until it is cancelled; that is safe at any point."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._settings = replace(settings, database_url=settings.direct_url or settings.database_url)
         self._sql = Statements(__package__ or "", settings.schema)
         self._clients = broker.Clients(settings)
         keys = Keys(settings.prefix, settings.shards)
@@ -96,8 +97,14 @@ class _Progress:
     seen: str | None = None
     """The marker's text as we left it; ``None`` if only Redis can tell."""
     inspected_at: float = 0.0
-    paused_until: float = 0.0
     pause: float = SHORTEST_PAUSE
+    waiting: asyncio.Task[None] | None = None
+    """Waits until the shard answers again, after it failed."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the shard is to be left alone."""
+        return self.waiting is not None and not self.waiting.done()
 
 
 class _Session:
@@ -128,8 +135,10 @@ class _Session:
         try:
             await self._relay()
         finally:
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            beside = [sweeping, *(progress.waiting for progress in self._progress.values() if progress.waiting)]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _relay(self) -> None:
         while True:
@@ -181,7 +190,7 @@ class _Session:
         await self._load_routes()
         for shard in self._shards:
             # If Redis is away: its marker is of a tick of the other server, and leads here again.
-            await self._guarded(shard, self._rebuild(shard, "another server"))
+            await self._guarded(shard, partial(self._rebuild, shard, "another server"))
 
     async def _is_standby(self) -> bool:
         cursor = await self._connection.execute("select pg_is_in_recovery()")
@@ -190,30 +199,42 @@ class _Session:
 
     async def _attend(self, shard: Shard) -> bool:
         """Bring ``shard`` up to date; True if there is more to do at once."""
-        if _now() < self._progress[shard.number].paused_until:
-            return False
-        return await self._guarded(shard, self._advance(shard))
+        return await self._guarded(shard, partial(self._advance, shard))
 
-    async def _guarded(self, shard: Shard, work: Coroutine[Any, Any, bool]) -> bool:
+    async def _guarded(self, shard: Shard, work: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         """Do ``work``; if Redis fails, leave this shard alone for a while and forget what we knew of it."""
         progress = self._progress[shard.number]
+        if progress.is_away:
+            return False
         try:
-            is_behind = await work
+            is_behind = await work()
         except (RedisError, OSError) as error:
             # Whether the last page went in is unknown: the marker will tell.
             progress.seen = None
-            progress.paused_until = _now() + progress.pause * random.uniform(0.5, 1)
-            progress.pause = min(progress.pause * 2, LONGEST_PAUSE)
-            await shard.heed(error)
-            log.warning(
-                "waiting for Redis at %s: %s",
-                masked(self._settings.redis_url), first_line(error), extra={"shard": shard.number},
-            )  # fmt: skip
+            progress.waiting = asyncio.create_task(self._wait_for(shard, error))
             # However many shards hang, the relays that wait are to see that we live.
             await self._connection.execute("select")
             return False
         progress.pause = SHORTEST_PAUSE
         return is_behind
+
+    async def _wait_for(self, shard: Shard, error: Exception) -> None:
+        """Return when ``shard`` answers again; beside the others, since a call to a server that hangs takes seconds."""
+        progress = self._progress[shard.number]
+        while True:
+            broker.heed_cancellation()
+            log.warning(
+                "waiting for Redis at %s: %s",
+                masked(self._settings.redis_url), first_line(error), extra={"shard": shard.number},
+            )  # fmt: skip
+            try:
+                await shard.heed(error)
+                await asyncio.sleep(progress.pause * random.uniform(0.5, 1))
+                progress.pause = min(progress.pause * 2, LONGEST_PAUSE)
+                await shard.ping()
+                return
+            except (RedisError, OSError) as failure:
+                error = failure
 
     async def _advance(self, shard: Shard) -> bool:
         progress = self._progress[shard.number]
@@ -308,10 +329,10 @@ class _Session:
 
     async def _sleep(self) -> None:
         """Wait until somebody appends, or a second has passed."""
-        paused_until = min(progress.paused_until for progress in self._progress.values())
-        if paused_until > _now():
+        if all(progress.is_away for progress in self._progress.values()):
             # A backlog builds up anyway; to be notified of each commit would only slow the writers.
-            await asyncio.sleep(min(paused_until - _now(), LONGEST_NAP * 5))
+            waiting = [progress.waiting for progress in self._progress.values() if progress.waiting]
+            await asyncio.wait(waiting, timeout=LONGEST_NAP * 5, return_when=asyncio.FIRST_COMPLETED)
             return
         if _now() < self._linger_until:
             await asyncio.sleep(SHORTEST_NAP)
