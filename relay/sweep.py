@@ -3,7 +3,8 @@
 A deleted entry or a removed consumer leaves the stream and its group in place, so nothing tells a rebuild. But once an
 entry was delivered it is pending until its outcome is committed. So a stage that was ready before the oldest entry that
 still waits to be delivered, and is not among the pending ones, has lost its entry. Waiting in a long backlog is not
-loss. No clock of Redis takes part: both times are Postgres' own.
+loss. No clock of Redis takes part: both times are Postgres' own. For the same reason it can tell that a retry is due
+which Redis, whose clock went back, would let wait.
 """
 
 import asyncio
@@ -92,7 +93,9 @@ class Sweep:
         # we looked. To ask for it again does no harm.
         overdue = {task_id for (task_id,) in rows}
         if overdue:
-            overdue -= await self._pending(shard, stream, group)
+            pending = await self._pending(shard, stream, group)
+            await self._wake(pipeline, stage, [pending[task_id] for task_id in overdue & pending.keys()])
+            overdue -= pending.keys()
         if not overdue:
             return 0
         statement, values = ready_stages(
@@ -128,12 +131,23 @@ class Sweep:
             published = min(published, datetime.fromtimestamp(int(rest[0]) / 1000, UTC))
         return published - self._margin
 
-    async def _pending(self, shard: int, stream: str, group: str) -> set[UUID]:
+    async def _wake(self, pipeline: str, stage: str, entries: list[str]) -> None:
+        """Those of ``entries`` that are parked are due, whatever the clock of Redis says."""
+        if not entries:
+            return
+        scripts = Scripts(__package__ or "", self._clients.of(self._keys.shard_of(pipeline, stage)))
+        woken = int(await scripts.run("wake", [self._keys.due(pipeline, stage)], entries))
+        telemetry.healed(woken, "clock", pipeline=pipeline, stage=stage)
+        if woken:
+            log.warning("%d retries of %s.%s were due, but not by the clock of Redis", woken, pipeline, stage)
+
+    async def _pending(self, shard: int, stream: str, group: str) -> dict[UUID, str]:
+        """The tasks of the pending entries, each with the last of its entries."""
         scripts = Scripts(__package__ or "", self._clients.of(shard))
-        tasks: set[UUID] = set()
+        tasks: dict[UUID, str] = {}
         position = "-"
         while position:
             last, *page = await scripts.run("pending", [stream], [group, position, PAGE])
-            tasks.update(UUID(task) for task in page)
+            tasks.update((UUID(task), entry_id) for task, entry_id in page)
             position = f"({last}" if last else ""
         return tasks

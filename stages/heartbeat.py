@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Sets one key in each of some shards with the lease as its time to live, three times a lease, until stopped.
+    """Sets one key in each of some shards to the lease, its time to live, three times a lease, until stopped.
 
     ``keys`` are by shard. A server that hangs does not delay the beats to the other shards.
     """
@@ -29,6 +29,7 @@ class Heartbeat:
     def __init__(self, settings: Settings, keys: Mapping[int, str]) -> None:
         self._settings = settings
         self._keys = dict(keys)
+        self._lease = round(settings.lease.total_seconds() * 1000)
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,7 +73,7 @@ class Heartbeat:
 
     async def _beat(self, client: Redis, key: str) -> None:
         try:
-            await client.set(key, 1, px=self._settings.lease)
+            await client.set(key, self._lease, px=self._lease)
         except Exception as error:
             # Whatever it is: a loop that ended here would make us look dead for good.
             await broker.reset_if_demoted(client, error)

@@ -162,7 +162,7 @@ class Inbox:
         others = [one for one in consumers if one["name"] not in (self._consumer, RETRY_CONSUMER)]
         if not others:
             return []
-        alive = await self._client.mget([self._keys.alive(self._shard, one["name"]) for one in others])
+        alive = await self._scripts.run("alive", [self._keys.alive(self._shard, one["name"]) for one in others], [])
         return [(one["name"], one["pending"]) for one, lives in zip(others, alive, strict=True) if not lives]
 
     async def _reclaim(self, owner: str, count: int, held: Collection[str]) -> list[Delivery]:

@@ -345,6 +345,24 @@ async def test_entries_of_a_consumer_are_taken_only_when_its_heartbeat_is_gone(r
     assert {owner for owner, _ in (await road.pending()).values()} == {"me"}
 
 
+async def test_a_heartbeat_that_would_outlast_its_lease_is_cut_to_it(road: Road) -> None:
+    me, dead = road.inbox("me"), road.inbox("dead")
+    await road.add(1)
+    await dead.read(1)
+    # As it is left by one who died just before the clock of Redis went back by an hour.
+    await road.client.set(road.keys.alive(0, "dead"), 100, px=HOUR)
+    await road.client.set(road.keys.alive(0, "other"), 10_000, px=5_000)
+
+    assert await me.reclaim_dead(10) == []
+    assert 0 < await road.client.pttl(road.keys.alive(0, "dead")) <= 100
+    assert 100 < await road.client.pttl(road.keys.alive(0, "other")) <= 5_000
+
+    async def is_taken() -> bool:
+        return bool(await me.reclaim_dead(10))
+
+    await until(is_taken)
+
+
 async def test_a_consumer_whose_heartbeat_comes_back_at_the_last_moment_keeps_its_entries(road: Road) -> None:
     me, other = road.inbox("me"), road.inbox("other")
     added = await road.add(3)
@@ -524,9 +542,9 @@ async def test_a_lost_reply_is_no_crash(road: Road, proxy: LossyProxy) -> None:
     assert await road.pending() == {entry_id: ("me", 1)}
 
 
-@pytest.mark.parametrize("taking", ["reclaim_due", "reclaim_dead"])
+@pytest.mark.parametrize(("taking", "script"), [("reclaim_due", "reclaim_due"), ("reclaim_dead", "reclaim")])
 async def test_entries_of_a_reclaim_whose_reply_was_lost_are_recovered(
-    road: Road, proxy: LossyProxy, taking: str
+    road: Road, proxy: LossyProxy, taking: str, script: str
 ) -> None:
     me = road.inbox("me", dataclasses.replace(road.settings, redis_url=proxy.url))
     other = road.inbox("other")
@@ -539,7 +557,8 @@ async def test_entries_of_a_reclaim_whose_reply_was_lost_are_recovered(
     await road.die("other")
     if taking == "reclaim_due":
         await other.park((entry_id, NOW) for entry_id in added)
-    proxy.lose("evalsha")
+    _, digest = broker._script("postroad.stages", script)
+    proxy.lose(digest)
 
     with pytest.raises(RedisError):
         await getattr(me, taking)(10)

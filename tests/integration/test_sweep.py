@@ -120,6 +120,27 @@ async def test_the_entries_of_a_consumer_that_was_removed_are_asked_for_again(ya
     assert set(doomed) <= set(tasks)
 
 
+async def test_a_retry_that_is_due_in_postgres_does_not_wait_for_the_clock_of_redis(yard: Yard) -> None:
+    due, later, running = await yard.accept(3)
+    entries = await yard.read("worker", 3)
+    await yard.road.commit(due, "pack", Retry("no horse", after=0.001))
+    await yard.road.commit(later, "pack", Retry("no horse", after=3600))
+    await yard.road.commit(running, "pack", Retry("no horse", after=0.001))
+    # As they were parked, before the clock of Redis went back by ten minutes.
+    keys = Keys(yard.road.settings.prefix).due("travel", "pack")
+    far = 1000 * (int((await yard.client.time())[0]) + 600)
+    await yard.client.zadd(keys, {entries[due]: far, entries[later]: far})
+    await yard.client.xclaim(yard.stream, yard.group, RETRY_CONSUMER, 0, [entries[due], entries[later]], justid=True)
+
+    assert await yard.sweep() == 0
+
+    scores = dict(await yard.client.zrange(keys, 0, -1, withscores=True))
+    assert scores.keys() == {entries[due], entries[later]}
+    assert scores[entries[later]] == far
+    assert scores[entries[due]] < far - 300_000
+    assert await yard.asked() == set()
+
+
 async def test_what_is_asked_for_arrives_and_is_not_asked_for_again(yard: Yard) -> None:
     (task,) = await yard.accept(1)
     await yard.client.xtrim(yard.stream, maxlen=0)
