@@ -14,6 +14,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _KNOWN = {
     "database_url": click.option("--database-url", metavar="URL", help="Postgres. [env: DATABASE_URL]"),
+    "direct_url": click.option(
+        "--direct-url", metavar="URL", help="Postgres itself, if --database-url is a pooler. [env: DIRECT_URL]"
+    ),
     "redis_url": click.option("--redis-url", metavar="URL", help="Redis or Valkey. [env: REDIS_URL]"),
     "app": click.option("--app", metavar="MODULE[:ATTRIBUTE]", help="Where the pipelines are. [env: POSTROAD_APP]"),
     "schema": click.option("--schema", metavar="NAME", help="Schema of our tables. [default: postroad]"),

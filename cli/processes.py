@@ -60,7 +60,7 @@ def serve_command(log_level: str, **given: Any) -> None:
 
 
 @click.command("relay")
-@options(*_SERVERS, "log_level")
+@options(*_SERVERS, "direct_url", "lease", "log_level")
 def relay_command(log_level: str, **given: Any) -> None:
     """Run a relay: from the outbox to the streams. Several may run; one works, the others take over."""
     settings = read_settings(given)

@@ -5,6 +5,7 @@ and ``Statements`` puts the configured schema in that place. Parameters are psyc
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 from functools import cache
@@ -25,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    event,
     func,
     literal_column,
     select,
@@ -229,7 +231,7 @@ def make_engine(settings: Settings, *, application: str, pool: int | None = None
 
     ``application`` is what ``pg_stat_activity`` shows. The metadata's schema is translated to the configured one.
     """
-    return create_async_engine(
+    engine = create_async_engine(
         sqlalchemy_url(settings.database_url),
         pool_size=pool or settings.pool,
         max_overflow=0,
@@ -238,15 +240,70 @@ def make_engine(settings: Settings, *, application: str, pool: int | None = None
         connect_args=_connect_arguments(application),
         execution_options={"schema_translate_map": {SCHEMA: settings.schema}},
     )
+    event.listen(engine.sync_engine, "connect", _prepare_nothing_over_a_pooler)
+    return engine
+
+
+def _prepare_nothing_over_a_pooler(connection: Any, _: object) -> None:
+    """The next transaction may be on another connection of the pooler's, where nothing was prepared."""
+    cursor = connection.cursor()
+    cursor.execute(_BACKEND)
+    (backend,) = cursor.fetchone()
+    connection.rollback()
+    if backend != connection.driver_connection.info.backend_pid:
+        connection.driver_connection.prepare_threshold = None
+
+
+_BACKEND = "select pg_backend_pid()"
+"""The process that serves us. A pooler, when we connect, gives a number of its own making for it."""
 
 
 async def connect_psycopg(settings: Settings, *, application: str) -> psycopg.AsyncConnection[Any]:
-    """A plain connection in autocommit, for what lives as long as the session: advisory locks and LISTEN."""
+    """A plain connection in autocommit, for what lives as long as the session: advisory locks and LISTEN.
+
+    Raises ``SettingsError`` over a pooler that keeps no sessions, and ``psycopg.Error``.
+    """
+    connection = await _connect(settings, application)
+    try:
+        if await _backend(connection) != connection.info.backend_pid:
+            async with await _connect(settings, application) as other:
+                if not await _are_sessions(connection, other):
+                    raise SettingsError(
+                        f"{masked(settings.database_url)!r} leads to a pooler that gives each transaction another"
+                        " connection; the relay needs one that lasts: set direct_url (DIRECT_URL) to Postgres itself"
+                    )
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _connect(settings: Settings, application: str) -> psycopg.AsyncConnection[Any]:
     url = sqlalchemy_url(settings.database_url)
     positional, arguments = url.get_dialect()().create_connect_args(url)
     return await psycopg.AsyncConnection.connect(
         *positional, **dict(arguments) | _connect_arguments(application), autocommit=True
     )
+
+
+async def _backend(connection: psycopg.AsyncConnection[Any]) -> int:
+    (backend,) = await (await connection.execute(_BACKEND, prepare=False)).fetchone() or (0,)
+    return int(backend)
+
+
+async def _are_sessions(one: psycopg.AsyncConnection[Any], other: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a pooler keeps a process of Postgres for each of two connections, for as long as they last.
+
+    Otherwise they share one when the pooler is idle, and change it when it is busy; ten looks tell. The second
+    connection of a pooler that has only one session left waits.
+    """
+    served: tuple[set[int], set[int]] = set(), set()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            for _ in range(10):
+                served[0].add(await _backend(one))
+                served[1].add(await _backend(other))
+    return len(served[0]) == 1 and len(served[1]) <= 1 and served[0] != served[1]
 
 
 def _connect_arguments(application: str) -> dict[str, Any]:

@@ -23,10 +23,14 @@ class Settings:
     """What the processes of one deployment agree on. Durations are ``timedelta``; in text ``15s``, ``500ms``, ``2m``.
 
     Each is set by the flag ``--lease``, the variable ``POSTROAD_LEASE`` or the key ``lease`` of ``postroad.toml``;
-    ``DATABASE_URL`` and ``REDIS_URL`` go by their usual names.
+    ``DATABASE_URL``, ``DIRECT_URL`` and ``REDIS_URL`` go by their usual names.
     """
 
     database_url: str = field(default="", metadata={"doc": "Postgres 15 or newer"})
+    direct_url: str = field(
+        default="",
+        metadata={"doc": "Postgres itself, for the relay, if database_url leads to a pooler in transaction mode"},
+    )
     redis_url: str = field(default="", metadata={"doc": "Redis 7 or Valkey 8, or newer"})
     app: str = field(default="", metadata={"doc": "where the pipelines are: module, module:attribute or a path"})
     schema: str = field(default="postroad", metadata={"doc": "Postgres schema of our tables"})
@@ -75,8 +79,9 @@ class Settings:
             raise SettingsError(f"retention: must be an hour to 30 days, not {self.retention}")
         if self.grace < timedelta():
             raise SettingsError(f"grace: must not be negative, not {self.grace}")
-        if self.database_url and not re.match(r"postgres(ql|ql\+psycopg)?://", self.database_url):
-            raise SettingsError(f"database_url: begins with postgresql://, not {masked(self.database_url)!r}")
+        for name, url in (("database_url", self.database_url), ("direct_url", self.direct_url)):
+            if url and not re.match(r"postgres(ql|ql\+psycopg)?://", url):
+                raise SettingsError(f"{name}: begins with postgresql://, not {masked(url)!r}")
         if self.redis_url:
             try:
                 RedisUrl.parse(self.redis_url)
@@ -136,7 +141,7 @@ def duration(text: str) -> timedelta:
         raise ValueError("too long") from error
 
 
-_OWN_NAMES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
+_OWN_NAMES = {"database_url": "DATABASE_URL", "direct_url": "DIRECT_URL", "redis_url": "REDIS_URL"}
 
 
 def _kinds() -> dict[str, type]:

@@ -244,7 +244,7 @@ class Deployment:
 
     def environment(self, **changes: Any) -> dict[str, str]:
         """The environment of a process: the settings, some of them changed, and nothing else of ours."""
-        ours = ("POSTROAD_", "DATABASE_URL", "REDIS_URL", "PG", "OTEL_")
+        ours = ("POSTROAD_", "DATABASE_URL", "DIRECT_URL", "REDIS_URL", "PG", "OTEL_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         python = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         return inherited | python | replace(self.settings, **changes).environment()
@@ -321,7 +321,7 @@ class Deployment:
                 return self._connection.execute(statement, parameters or None).fetchall()
             except psycopg.OperationalError:
                 self._connection.close()
-        self._connection = psycopg.connect(self.settings.database_url, autocommit=True)
+        self._connection = psycopg.connect(self.settings.database_url, autocommit=True, prepare_threshold=None)
         return self._connection.execute(statement, parameters or None).fetchall()
 
     def execute(self, statement: LiteralString) -> None:

@@ -4,7 +4,10 @@ All are context managers, and whatever they start ends with them.
 """
 
 import contextlib
+import inspect
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,8 +19,9 @@ from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
+import pytest
 
-from postroad.core.servers import Postgres
+from postroad.core.servers import Postgres, _Account, _free_port, _nobody, watch
 from postroad.core.settings import Settings
 from tests.acceptance.app import EFFECT_TABLE
 from tests.acceptance.deployment import Deployment, tails, wait_until
@@ -67,6 +71,54 @@ def another_cluster(beside: Postgres) -> Iterator[Postgres]:
     """An empty Postgres with a ``system_identifier`` of its own, in a folder beside that of ``beside``."""
     with _folder_beside(beside) as folder, Postgres(folder, fsync=False, options=OPTIONS) as cluster:
         yield cluster
+
+
+@contextlib.contextmanager
+def pgbouncer(postgres: Postgres, mode: str, *, size: int = 5) -> Iterator[str]:
+    """A PgBouncer before ``postgres``, with at most ``size`` connections to it; yields the URL through it."""
+    program = shutil.which("pgbouncer")
+    if program is None:
+        pytest.skip("PgBouncer is not installed")
+    port = _free_port()
+    password = (postgres.folder / "password").read_text()
+    configuration = f"""
+        [databases]
+        postgres = host=127.0.0.1 port={postgres.port} user=postgres password={password}
+        [pgbouncer]
+        listen_addr = 127.0.0.1
+        listen_port = {port}
+        unix_socket_dir =
+        auth_type = any
+        pool_mode = {mode}
+        default_pool_size = {size}
+        max_client_conn = 500
+        logfile = pgbouncer.log
+    """
+    account = _nobody() if os.geteuid() == 0 else _Account()
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    with _folder_beside(postgres) as folder:
+        (folder / "pgbouncer.ini").write_text(inspect.cleandoc(configuration))
+        account.own(folder)
+        bouncer = subprocess.Popen(
+            [program, "--quiet", "pgbouncer.ini"], cwd=folder, start_new_session=True, **account.popen_arguments
+        )
+        watcher = watch(bouncer.pid, signal.SIGKILL)
+        try:
+            wait_until(lambda: _answers(url), "the pooler answers")
+            yield url
+        finally:
+            bouncer.kill()
+            bouncer.wait()
+            watcher.kill()
+            watcher.communicate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def promote(replica: Postgres) -> None:

@@ -82,6 +82,7 @@ def test_variables_of_others_and_of_the_tests_are_not_ours() -> None:
 def test_a_child_process_reads_the_same_settings() -> None:
     settings = Settings(
         database_url="postgresql://u:p@host:1/road",
+        direct_url="postgresql://u:p@host:2/road",
         redis_url="rediss://host/3",
         app="shop.tasks:road",
         schema="other",
