@@ -1,7 +1,7 @@
 """A Redis Cluster: a master that dies is replaced, and what is in the shards of others does not notice."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from postroad.core.broker import Keys
 from postroad.core.settings import Settings
 from tests.acceptance.deployment import Deployment, wait_until
 from tests.faults.postgres_topologies import deployed
-from tests.faults.redis_topologies import Cluster, check_effects, lagging, tell
+from tests.faults.redis_topologies import Cluster, Node, check_effects, lagging, tell
 
 SHARDS = 4
 BATCH = 80
@@ -136,7 +136,10 @@ def test_masters_that_change_places_with_their_replicas_are_followed(deployment:
 
 
 @pytest.mark.timeout(180)
-def test_while_a_shard_is_gone_altogether_the_stages_of_others_go_on(deployment: Deployment, cluster: Cluster) -> None:
+@pytest.mark.parametrize(("harm", "heal"), [(Node.kill, Node.start), (Node.pause, Node.resume)])
+def test_while_a_shard_is_gone_altogether_the_stages_of_others_go_on(
+    deployment: Deployment, cluster: Cluster, harm: Callable[[Node], None], heal: Callable[[Node], None]
+) -> None:
     deployment.start()
     tasks = submit(deployment)
     await_progress(deployment)
@@ -145,7 +148,7 @@ def test_while_a_shard_is_gone_altogether_the_stages_of_others_go_on(deployment:
     assert cluster.serving(marker_for(deployment, "hazard", "cross"))[0] is not master
 
     replica.kill()
-    master.kill()
+    harm(master)
     relay, worker = deployment.processes["relay"], deployment.processes["worker"]
     relay.await_line("waiting for Redis at redis+cluster://")
     worker.await_line("pauses: ")
@@ -156,7 +159,7 @@ def test_while_a_shard_is_gone_altogether_the_stages_of_others_go_on(deployment:
     wait_until(lambda: deployment.query(completed) == [(len(others),)], "the tasks of the other shard are completed")
     tell("seconds for the others", began)
 
-    master.start()
+    heal(master)
     began = time.monotonic()
     tasks += len(others)
     assert deployment.wait_until_finished(tasks, seconds=SECONDS_TO_HEAL) == {"completed": tasks}

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from postroad import Pipeline, Reject, Retry, Settings, Snooze, Task
-from postroad.core.broker import BLOCK, RETRY_CONSUMER
+from postroad.core.broker import BLOCK, RETRY_CONSUMER, group_name
 from postroad.core.servers import Valkey
 from postroad.stages import attempt as attempt_module
 from postroad.stages import consumer as consumer_module
@@ -1210,3 +1210,25 @@ async def test_what_a_stopped_worker_leaves_is_not_held_against_it(settings: Set
             await line.stop(worker)
 
         assert list((await line.pending("ride")).values()) == [(RETRY_CONSUMER, 0)]
+
+
+async def test_an_entry_that_a_failover_gives_back_to_us_is_parked_again_though_no_call_failed(
+    settings: Settings,
+) -> None:
+    async def ride(task: Task) -> None:
+        raise Retry("later", after=60)
+
+    async with open_line(dataclasses.replace(settings, lease=SHORT), one_stage(ride)) as line:
+        worker = line.work()
+        await line.submit({})
+        await until(lambda: line.are_parked("ride"))
+        (entry_id,) = await line.pending("ride")
+
+        group, due = group_name(line.pipeline.name, "ride"), line.keys.due(line.pipeline.name, "ride")
+        async with line.client.pipeline() as pipeline:
+            pipeline.xclaim(line.stream("ride"), group, worker.name, 0, [entry_id], justid=True)
+            pipeline.zrem(due, entry_id)
+            await pipeline.execute()
+
+        await until(lambda: line.are_parked("ride"))
+        assert await line.client.zscore(due, entry_id) is not None
