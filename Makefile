@@ -4,6 +4,7 @@
 # make test-faults     the tests of faults that need more servers than two, or take long
 # make test-containers the tests that need servers, on Docker containers
 # make bench           the measurements
+# make chaos           ten minutes of faults under load
 # make format          let ruff rewrite the code
 #
 # Everything runs in .venv, which is made at the first call and follows pyproject.toml.
@@ -11,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check test-faults test-containers bench format
+.PHONY: demo test check test-faults test-containers bench chaos format
 
 demo: .venv/standard.stamp
 	$(BIN)/postroad demo $(ARGS)
@@ -34,6 +35,9 @@ test-containers: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench $(ARGS)
+
+chaos: .venv/dev.stamp
+	$(BIN)/python -m bench chaos $(ARGS)
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix

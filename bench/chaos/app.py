@@ -23,6 +23,9 @@ WITH_EFFECT = ("weigh", "deliver")
 
 STAGES = ("weigh", "sort", "label", "deliver")
 
+FAILING_STAGE = "sort"
+"""The stage that fails now and then."""
+
 WORKERS = {
     "weigh-1": ("weigh", "deliver"),
     "weigh-2": ("weigh", "deliver"),
@@ -67,7 +70,7 @@ async def work(task: Task) -> None:
     if harm(task) == "hang":
         await asyncio.Event().wait()
     await asyncio.sleep(task.payload["seconds"])
-    if task.stage == "sort" and task.attempt <= task.payload["fails"]:
+    if task.stage == FAILING_STAGE and task.attempt <= task.payload["fails"]:
         raise Retry("the parcel fell off the belt", after=0.2)
 
 

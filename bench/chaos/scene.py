@@ -102,13 +102,20 @@ class Scene:
 
     def stream(self, stage: str) -> tuple[str, str]:
         """The key of a stage's stream, and its group."""
-        settings = self.deployment.settings
-        return Keys(settings.prefix, settings.shards).stream("parcel", stage), group_name("parcel", stage)
+        return self._keys.stream("parcel", stage), group_name("parcel", stage)
+
+    def due(self, stage: str) -> str:
+        """The key of the list of when a stage's retries are due."""
+        return self._keys.due("parcel", stage)
 
     @property
     def marker(self) -> str:
         """The key of the only shard's marker."""
-        return Keys(self.deployment.settings.prefix).marker(0)
+        return self._keys.marker(0)
+
+    @property
+    def _keys(self) -> Keys:
+        return Keys(self.deployment.settings.prefix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.acceptance.deployment import Process
+
 from .app import WITH_EFFECT
 from .scene import FAULTS, Scene
 
@@ -91,6 +93,7 @@ def judge(scene: Scene) -> Verdict:
     audited = json.loads(scene.deployment.run("audit", "--json", seconds=600).out)
     wrong += [f"audit: {count} violations: {name}" for name, count in audited.items() if count]
     wrong += scene.load.complaints
+    wrong += [line for process in scene.deployment.processes.values() for line in _alarming(process)]
     statuses = {status: sum(one == status for one in tasks.values()) for status in sorted(set(tasks.values()))}
     ((attempts,),) = scene.query("select coalesce(sum(attempts), 0) from postroad.stage_run")
     return Verdict(len(accepted), statuses, attempts, lost, twice, wrong)
@@ -106,6 +109,12 @@ def _outcomes(scene: Scene, tasks: dict[str, str]) -> Iterable[str]:
             yield f"{task}, which was to {does or 'travel'}, is {status}: {reasons.get(task)}"
         elif does == "die" and not reasons[task].startswith("its worker died"):
             yield f"{task} killed its processes and is a dead letter of another kind: {reasons[task]}"
+
+
+def _alarming(process: Process) -> list[str]:
+    """The lines of a log that no fault of others excuses: errors, and what is no line of ours, as tracebacks are."""
+    lines = [line for line in process.whole_log.splitlines() if not line.startswith("{") or '"level": "error"' in line]
+    return [f"{process.name}: {line[:1000]}" for line in lines]
 
 
 def markdown(run: Run, verdict: Verdict, scene: Scene, *, seconds: float, seed: int) -> str:

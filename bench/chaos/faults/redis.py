@@ -1,20 +1,24 @@
 """Faults of Redis: what it forgets, what it refuses, and when it does not answer."""
 
+import contextlib
 import os
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from typing import Any
 
+from postroad.core.broker import RETRY_CONSUMER
+from tests.acceptance.deployment import Process
 from tests.acceptance.havoc import crash, wipe
 
-from ..app import STAGES
+from ..app import FAILING_STAGE, STAGES
 from ..scene import Missed, Scene, fault
 
 FULL = 4.0
 """Seconds for which Redis is full."""
 
-SEEN = 5.0
+SEEN = 10.0
 """Seconds of patience for something to strike; the load is steady."""
 
 
@@ -47,16 +51,33 @@ def destroy_group(scene: Scene, draw: random.Random) -> None:
 
 @fault("redis", "delconsumer")
 def delete_consumer(scene: Scene, draw: random.Random) -> None:
-    """XGROUP DELCONSUMER of a live worker that has entries pending"""
+    """XGROUP DELCONSUMER of live workers that have entries pending"""
     stream, group = scene.stream(draw.choice(STAGES))
     with scene.deployment.redis() as client:
 
         def busy() -> list[str]:
             consumers: Any = client.xinfo_consumers(stream, group)
-            return [one["name"] for one in consumers if one["pending"]]
+            return [one["name"] for one in consumers if one["pending"] and one["name"] != RETRY_CONSUMER]
 
         for name in scene.until(busy, "a worker is busy", seconds=SEEN):
             client.xgroup_delconsumer(stream, group, name)
+
+
+@fault("redis", "delconsumer-parked")
+def delete_parked(scene: Scene, draw: random.Random) -> None:
+    """XGROUP DELCONSUMER of the consumer under which retries wait"""
+    stream, group = scene.stream(FAILING_STAGE)
+    with scene.deployment.redis() as client:
+        scene.until(lambda: client.zcard(scene.due(FAILING_STAGE)), "a retry waits", seconds=SEEN)
+        client.xgroup_delconsumer(stream, group, RETRY_CONSUMER)
+
+
+@fault("redis", "del-due")
+def delete_due(scene: Scene, draw: random.Random) -> None:
+    """DEL of the list of when retries are due"""
+    with scene.deployment.redis() as client:
+        due = scene.due(FAILING_STAGE)
+        scene.until(lambda: client.delete(due), "a retry waits", seconds=SEEN)
 
 
 @fault("redis", "xdel-undelivered")
@@ -64,21 +85,15 @@ def delete_undelivered(scene: Scene, draw: random.Random) -> None:
     """XDEL of all entries of a stage that no worker has read yet"""
     stage = draw.choice(STAGES)
     stream, group = scene.stream(stage)
-    readers = scene.workers(stage)
-    for reader in readers:
-        reader.pause()
-    try:
-        with scene.deployment.redis() as client:
+    with scene.deployment.redis() as client, _stopped(scene, stage):
 
-            def waiting() -> list[str]:
-                (state,) = [one for one in _groups(client, stream) if one["name"] == group]
-                entries: Any = client.xrange(stream, f"({state['last-delivered-id']}", "+")
-                return [entry_id for entry_id, _ in entries]
+        def waiting() -> list[str]:
+            groups: Any = client.xinfo_groups(stream)
+            (delivered,) = [one["last-delivered-id"] for one in groups if one["name"] == group]
+            entries: Any = client.xrange(stream, f"({delivered}", "+")
+            return [entry_id for entry_id, _ in entries]
 
-            client.xdel(stream, *scene.until(waiting, "an entry waits", seconds=SEEN))
-    finally:
-        for reader in readers:
-            reader.resume()
+        client.xdel(stream, *scene.until(waiting, "an entry waits", seconds=SEEN))
 
 
 @fault("redis", "xdel-pending")
@@ -86,20 +101,29 @@ def delete_pending(scene: Scene, draw: random.Random) -> None:
     """XDEL of all entries of a stage that were delivered, and kill -9 of the workers that had them"""
     stage = draw.choice(STAGES)
     stream, group = scene.stream(stage)
+    with scene.deployment.redis() as client, _stopped(scene, stage) as readers:
+
+        def pending() -> list[str]:
+            entries: Any = client.xpending_range(stream, group, "-", "+", 100)
+            return [one["message_id"] for one in entries]
+
+        client.xdel(stream, *scene.until(pending, "an entry is pending", seconds=SEEN))
+        for reader in readers:
+            reader.send(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _stopped(scene: Scene, stage: str) -> Iterator[list[Process]]:
+    """Let no worker of a stage move, so that what Redis says of its entries stays true."""
     readers = scene.workers(stage)
     for reader in readers:
         reader.pause()
     try:
-        with scene.deployment.redis() as client:
-
-            def pending() -> list[str]:
-                entries: Any = client.xpending_range(stream, group, "-", "+", 100)
-                return [one["message_id"] for one in entries]
-
-            client.xdel(stream, *scene.until(pending, "an entry is pending", seconds=SEEN))
+        scene.hold(0.3)  # what they had sent is answered by then
+        yield readers
     finally:
         for reader in readers:
-            reader.send(signal.SIGKILL)
+            reader.resume()
 
 
 @fault("redis", "kill")
