@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 LARGE = 64 * 1024
 """Bytes of a body beyond which it is read in a thread: that takes a while, and others want to be served meanwhile."""
+
+PATIENCE = 0.8
+"""Seconds that Redis has to answer who asks whether we are ready: probes often give up after one."""
 
 CLEAN_UP = 5.0
 """Seconds that a commit has to end when the server stops."""
@@ -186,8 +189,12 @@ class Door:
 
     async def _check_redis(self) -> str:
         try:
-            async with broker.command_client(self._settings, connections=1) as client:
-                await client.ping()
+            clients = broker.Clients(self._settings, connections=1)
+            async with asyncio.timeout(PATIENCE), aclosing(clients):
+                for shard in range(self._settings.shards):
+                    await clients.of(shard).ping()
+        except TimeoutError:
+            return f"no answer within {PATIENCE:g} s"
         except (RedisError, OSError, SettingsError) as error:
             return first_line(error)
         return "ok"

@@ -535,6 +535,20 @@ async def test_ready_without_redis_since_tasks_wait_in_the_outbox(settings: Sett
             assert answer.json()["checks"]["redis"] != "ok"
 
 
+async def test_ready_soon_though_redis_hangs(settings: Settings) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with open_door(replace(settings, redis_url=f"redis://127.0.0.1:{port}/0")) as client:
+            answer = await asyncio.wait_for(client.get("/readyz"), 4)
+
+    assert answer.status_code == 200
+    assert answer.json()["checks"] == {"postgres": "ok", "redis": "no answer within 0.8 s"}
+
+
 async def test_not_ready_without_postgres(settings: Settings) -> None:
     async with open_door(replace(settings, database_url=NOBODY)) as client:
         answer = await client.get("/readyz")
