@@ -345,7 +345,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """True if ``error`` says that the server is away or going, rather than that it refused one statement."""
+    """True if ``error`` says that the server is away, going or full, rather than that it refused one statement."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    return is_transient(error) and (state is None or state.startswith(("08", "57", "25006")))
+    return is_transient(error) and (state is None or state.startswith(("08", "53", "57", "25006")))

@@ -13,6 +13,8 @@ class Client:
     """Submits one task of ``road`` after the other, each until it is accepted."""
 
     url: str
+    filling: int = 0
+    """How many characters each task holds besides."""
     accepted: dict[str, str] = field(default_factory=dict)
     """The id of each task that was answered with 202, by its key."""
     refusals: list[httpx2.Response] = field(default_factory=list)
@@ -30,7 +32,7 @@ class Client:
                 key = f"client-{number}"
                 answer = client.post(
                     f"{self.url}/v1/tasks",
-                    json={"pipeline": "road", "payload": {"length": number}},
+                    json={"pipeline": "road", "payload": {"length": number, "filling": "x" * self.filling}},
                     headers={"Idempotency-Key": key},
                 )
                 if answer.status_code == 202:

@@ -126,6 +126,44 @@ def promote(replica: Postgres) -> None:
     assert ask(replica, "select pg_promote()") == [(True,)]
 
 
+@contextlib.contextmanager
+def on_a_small_disk(beside: Postgres, *, megabytes: int, is_log_elsewhere: bool) -> Iterator[Postgres]:
+    """A Postgres whose data have a disk of their own; its log of transactions is there too, or not."""
+    with _folder_beside(beside) as folder:
+        disk, log = folder / "disk", folder / "wal"
+        disk.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", disk],
+            capture_output=True,
+            text=True,
+        )
+        if mounted.returncode != 0:
+            pytest.skip(f"no small disk can be mounted: {mounted.stderr.strip()}")
+        try:
+            options = OPTIONS | {"max_wal_size": "32MB", "min_wal_size": "32MB", "wal_recycle": "off"}
+            small = Postgres(disk, fsync=False, options=options)
+            small.initialise()
+            if is_log_elsewhere:
+                shutil.copytree(small.data / "pg_wal", log)
+                shutil.rmtree(small.data / "pg_wal")
+                (small.data / "pg_wal").symlink_to(log)
+                small._account().own(log)
+                folder.chmod(0o755)
+            with small:
+                yield small
+        finally:
+            subprocess.run(["umount", disk], check=True)
+
+
+def fill(postgres: Postgres) -> Path:
+    """Leave no room on its disk; returns the file to delete."""
+    ballast = postgres.folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(65536)):
+            pass
+    return ballast
+
+
 def make_synchronous(primary: Postgres) -> None:
     """From now on nothing is answered as committed that the one replica does not have."""
     ask(primary, "alter system set synchronous_standby_names = '*'")
