@@ -212,6 +212,17 @@ class Cluster:
         wait_until(is_over, "the cluster has made another the master")
         return self.serving(key)[0]
 
+    def move(self, key: str, target: Node) -> None:
+        """Give the slot of a key to another master, with all that is in it."""
+        slot, (old, _) = key_slot(key.encode()), self.serving(key)
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", old.ask("CLUSTER", "MYID"))
+        old.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.ask("CLUSTER", "MYID"))
+        while keys := old.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            old.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
+        for node in (target, old):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.ask("CLUSTER", "MYID"))
+        wait_until(lambda: self.serving(key)[0] is target, "the nodes agree on who serves the slot")
+
     def _join(self) -> None:
         masters, replicas = self.nodes[:3], self.nodes[3:]
         bounds = [16384 * number // 3 for number in range(4)]

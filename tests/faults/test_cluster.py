@@ -136,6 +136,26 @@ def test_masters_that_change_places_with_their_replicas_are_followed(deployment:
 
 
 @pytest.mark.timeout(180)
+def test_a_slot_that_moves_to_another_master_is_followed(deployment: Deployment, cluster: Cluster) -> None:
+    deployment.start()
+    tasks = 0
+    marker = marker_for(deployment, "road", "survey")
+    home, _ = cluster.serving(marker)
+    other, _ = cluster.serving(marker_for(deployment, "road", "pave"))
+    assert other is not home
+
+    for target in (other, home):
+        tasks += submit(deployment)
+        await_progress(deployment)
+        cluster.move(marker, target)
+        tasks += submit(deployment)
+        await_progress(deployment)
+
+    assert deployment.wait_until_finished(tasks, seconds=SECONDS_TO_HEAL) == {"completed": tasks}
+    check_effects(deployment, tasks)
+
+
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("harm", "heal"), [(Node.kill, Node.start), (Node.pause, Node.resume)])
 def test_while_a_shard_is_gone_altogether_the_stages_of_others_go_on(
     deployment: Deployment, cluster: Cluster, harm: Callable[[Node], None], heal: Callable[[Node], None]
