@@ -126,6 +126,22 @@ def promote(replica: Postgres) -> None:
     assert ask(replica, "select pg_promote()") == [(True,)]
 
 
+def user_of(postgres: Postgres, name: LiteralString) -> str:
+    """A new role, no superuser, which may make schemas and tables; the URL with which it logs in."""
+    ask(postgres, f"create role {name} login password 'secret'")
+    ask(postgres, f"grant create on database postgres to {name}; grant create on schema public to {name}")
+    return f"postgresql://{name}:secret@127.0.0.1:{postgres.port}/postgres"
+
+
+@contextlib.contextmanager
+def no_connection_left(postgres: Postgres, role: LiteralString) -> Iterator[None]:
+    """Whoever is connected as ``role`` by postroad is cut, and gets no connection again: as if others had them all."""
+    ask(postgres, f"alter role {role} connection limit 0")
+    ask(postgres, "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'postroad%'")
+    yield
+    ask(postgres, f"alter role {role} connection limit -1")
+
+
 @contextlib.contextmanager
 def on_a_small_disk(beside: Postgres, *, megabytes: int, is_log_elsewhere: bool) -> Iterator[Postgres]:
     """A Postgres whose data have a disk of their own; its log of transactions is there too, or not."""
