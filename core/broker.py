@@ -141,11 +141,6 @@ def is_group_missing(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED"))
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if Redis refuses to store more; reading and acknowledging still work then."""
-    return isinstance(error, RedisError) and "OOM" in str(error)[:40]
-
-
 async def reset_if_demoted(client: "Redis", error: BaseException) -> None:
     """Drop the connections if they lead to a server that no longer takes writes, or whose state changed.
 

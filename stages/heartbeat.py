@@ -73,7 +73,9 @@ class Heartbeat:
 
     async def _beat(self, client: Redis, key: str) -> None:
         try:
-            await client.set(key, self._lease, px=self._lease)
+            # A server that is full refuses SET, but lets a life be prolonged.
+            if await client.getex(key, px=self._lease) is None:
+                await client.set(key, self._lease, px=self._lease)
         except Exception as error:
             # Whatever it is: a loop that ended here would make us look dead for good.
             await broker.reset_if_demoted(client, error)
