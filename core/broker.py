@@ -141,6 +141,11 @@ def is_group_missing(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED"))
 
 
+def told(error: BaseException) -> str:
+    """What ``error`` says, in one line, with the code that redis-py cuts off: MOVED says little else."""
+    return f"{getattr(error, 'status_code', None) or ''} {first_line(error)}".strip()
+
+
 async def reset_if_demoted(client: "Redis", error: BaseException) -> None:
     """Drop the connections if they lead to a server that no longer takes writes, or whose state changed.
 

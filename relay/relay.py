@@ -225,7 +225,7 @@ class _Session:
             broker.heed_cancellation()
             log.warning(
                 "waiting for Redis at %s: %s",
-                masked(self._settings.redis_url), first_line(error), extra={"shard": shard.number},
+                masked(self._settings.redis_url), broker.told(error), extra={"shard": shard.number},
             )  # fmt: skip
             try:
                 await shard.heed(error)

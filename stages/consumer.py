@@ -302,7 +302,7 @@ class Consumer:
                 log.info("waiting for the relay to create the stream of %s", self.stage.full_name)
         else:
             if pause.is_worth_a_line():
-                log.warning("Redis: %s pauses: %s", doing, first_line(error))
+                log.warning("Redis: %s pauses: %s", doing, broker.told(error))
         await self._sleep(pause.next())
 
     async def _room(self) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, SSLConnection
+from redis.exceptions import MovedError, ResponseError
 
 from postroad.core import broker
 from postroad.core.errors import SettingsError
@@ -119,3 +120,9 @@ def test_in_a_cluster_each_shard_has_a_client_of_its_own_and_elsewhere_all_share
     assert cluster.of(0) is not cluster.of(1)
     assert cluster.of(1) is cluster.of(1)
     assert server.of(0) is server.of(1)
+
+
+def test_what_redis_said_is_told_with_its_code() -> None:
+    assert broker.told(MovedError("1584 127.0.0.1:6379", status_code="MOVED")) == "MOVED 1584 127.0.0.1:6379"
+    assert broker.told(ResponseError("NOGROUP No such key\nor group")) == "NOGROUP No such key"
+    assert broker.told(OSError("gone")) == "gone"
