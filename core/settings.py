@@ -38,7 +38,7 @@ class Settings:
     shards: int = field(default=1, metadata={"doc": "key slots over which a Redis Cluster spreads the stages"})
     lease: timedelta = field(
         default=timedelta(seconds=15),
-        metadata={"doc": "a worker that is silent for so long is dead, and its entries go to others"},
+        metadata={"doc": "within it the entries of a worker that died go to others"},
     )
     grace: timedelta = field(
         default=timedelta(seconds=25),

@@ -19,9 +19,15 @@ from ..core.settings import Settings
 
 log = logging.getLogger(__name__)
 
+LIFE = 2 / 3
+"""For how much of a lease a beat lets a worker seem alive: within the rest of the lease others have to notice."""
+
+BEATS = 4
+"""How often it beats in that time: so many may be late, or lost, before it is taken for dead."""
+
 
 class Heartbeat:
-    """Sets one key in each of some shards to the lease, its time to live, three times a lease, until stopped.
+    """Keeps one key alive in each of some shards until stopped: ``LIFE`` of a lease from each beat on.
 
     ``keys`` are by shard. A server that hangs does not delay the beats to the other shards.
     """
@@ -29,7 +35,7 @@ class Heartbeat:
     def __init__(self, settings: Settings, keys: Mapping[int, str]) -> None:
         self._settings = settings
         self._keys = dict(keys)
-        self._lease = round(settings.lease.total_seconds() * 1000)
+        self._life = round(settings.lease.total_seconds() * LIFE * 1000)
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,7 +68,7 @@ class Heartbeat:
     async def _go_on(self, client: Redis, key: str) -> None:
         while not self._stopping.is_set():
             try:
-                async with asyncio.timeout(self._settings.lease.total_seconds() / 3):
+                async with asyncio.timeout(self._life / 1000 / BEATS):
                     await self._stopping.wait()
             except TimeoutError:
                 await self._beat(client, key)
@@ -74,9 +80,9 @@ class Heartbeat:
     async def _beat(self, client: Redis, key: str) -> None:
         try:
             # A server that is full refuses SET, but lets a life be prolonged.
-            if await client.getex(key, px=self._lease) is None:
-                await client.set(key, self._lease, px=self._lease)
+            if await client.getex(key, px=self._life) is None:
+                await client.set(key, self._life, px=self._life)
         except Exception as error:
             # Whatever it is: a loop that ended here would make us look dead for good.
             await broker.reset_if_demoted(client, error)
-            log.warning("heartbeat missed: %s", first_line(error))
+            log.warning("heartbeat missed: %s", broker.told(error))

@@ -18,7 +18,7 @@ TASKS = 80
 
 @pytest.fixture
 def deployment(settings: Settings, own_valkey: Valkey, tmp_path: Path) -> Iterator[Deployment]:
-    settings = replace(settings, app="tests.acceptance.app", lease=LEASE, port=0, redis_url=own_valkey.url)
+    settings = replace(settings, app="tests.acceptance.app", lease=2 * LEASE, port=0, redis_url=own_valkey.url)
     deployment = Deployment(settings, tmp_path)
     deployment.execute(EFFECT_TABLE)
     yield deployment

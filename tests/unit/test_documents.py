@@ -55,3 +55,15 @@ def test_links_lead_to_files_that_are_there(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text("utf-8")):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_test_that_a_document_names_is_there() -> None:
+    known = {
+        name
+        for file in (ROOT / "tests").glob("**/test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)
+    }
+
+    for document in DOCUMENTS:
+        named = re.findall(r"`(test_\w+)`", document.read_text("utf-8"))
+        assert [name for name in named if name not in known] == [], document.name
