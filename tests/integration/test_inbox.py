@@ -749,18 +749,16 @@ async def test_who_leaves_takes_nothing_with_him(road: Road) -> None:
 # Size
 
 
-async def test_no_command_takes_long_beside_20000_parked_entries(own_road: Road) -> None:
-    me, dead = own_road.inbox("me"), own_road.inbox("dead")
+async def test_everything_works_beside_20000_parked_entries(road: Road) -> None:
+    me, dead = road.inbox("me"), road.inbox("dead")
     added: list[str] = []
     for _ in range(20):
-        added += await own_road.add(1000)
+        added += await road.add(1000)
         await me.read(1000)
-    await own_road.client.config_set("slowlog-log-slower-than", 50_000)
-    await own_road.client.slowlog_reset()
 
     await me.park((entry_id, HOUR) for entry_id in added)
-    assert await own_road.client.zcard(own_road.due) == 20_000
-    fresh = await own_road.add(400)
+    assert await road.client.zcard(road.due) == 20_000
+    fresh = await road.add(400)
     assert ids(await me.read(200)) == fresh[:200]
     assert ids(await dead.read(200)) == fresh[200:]
     assert ids(await me.reclaim_dead(100)) == fresh[200:300]
@@ -770,11 +768,8 @@ async def test_no_command_takes_long_beside_20000_parked_entries(own_road: Road)
     await me.park((entry_id, NOW) for entry_id in fresh[:100])
     assert set(ids((await me.reclaim_due(100))[0])) == set(fresh[:100])
     assert await me.acknowledge(fresh[:200]) == 200
-    await own_road.client.delete(own_road.due)
+    await road.client.delete(road.due)
     await me.relist()
-    assert await own_road.client.zcard(own_road.due) == 20_000
+    assert await road.client.zcard(road.due) == 20_000
     assert len((await me.reclaim_due(100))[0]) == 100
     await me.leave()
-
-    slow: list[dict[str, Any]] = await own_road.client.slowlog_get(10)
-    assert [(one["command"][:60], one["duration"]) for one in slow] == []
