@@ -94,15 +94,16 @@ def stage_command(names: tuple[str, ...], is_all: bool, log_level: str, **given:
     configure_logging(log_level)
     pipelines = load_app(settings.app)
     stages = select_stages(pipelines, names)
-    hung = _run(_work(settings, pipelines, stages))
-    if hung:
+    hung, code = _run(_work(settings, pipelines, stages))
+    if hung or code:
         # Functions that never return would keep the interpreter waiting for their threads.
         log.warning("%d handlers did not return in time; leaving them", hung)
         logging.shutdown()
-        os._exit(0)
+        os._exit(code)
 
 
-async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stage]) -> int:
+async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stage]) -> tuple[int, int]:
+    """Work until told to stop; how many handlers still hang then, and the exit code."""
     worker = Worker(settings, stages)
     await wait_for_postgres(settings)
     engine = make_engine(settings, application="postroad stage", pool=3)
@@ -113,7 +114,7 @@ async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stag
     await wait_for_redis(settings)
     _on_stop(worker.stop)
     await worker.run()
-    return worker.abandoned_threads
+    return worker.abandoned_threads, 1 if worker.is_worn_out else 0
 
 
 async def _record(engine: AsyncEngine, pipelines: list[Pipeline], stages: list[Stage], schema: str) -> None:

@@ -36,12 +36,15 @@ class HandlerThreads:
     """Runs plain functions, each in a daemon thread of its own.
 
     No pool: a function that never returns cannot be stopped, but its thread must neither block others from running
-    nor keep the process from exiting, as those of ``concurrent.futures`` do.
+    nor keep the process from exiting, as those of ``concurrent.futures`` do. Only with the process they end: when there
+    are ``limit`` of them, ``is_full`` is set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.abandoned = 0
         """Threads still running a function whose time was up."""
+        self.is_full = asyncio.Event()
+        self._limit = limit
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """The value of ``function()``; a cancelled call abandons its thread."""
@@ -77,6 +80,8 @@ class HandlerThreads:
         except asyncio.CancelledError:
             if future.cancelled():
                 self.abandoned += 1
+                if self.abandoned >= self._limit:
+                    self.is_full.set()
             raise
 
 

@@ -20,6 +20,9 @@ from .runner import HandlerThreads
 
 log = logging.getLogger(__name__)
 
+HUNG_LIMIT = 200
+"""Plain functions that may hang in a process, each in its thread, before it ends to be rid of them."""
+
 
 def consumer_name() -> str:
     """``<host>:<pid>:<8 hex>``: new at every start, so that two processes never share what is pending."""
@@ -33,7 +36,7 @@ class Worker:
         self.name = consumer_name()
         self._engine = make_engine(settings, application=f"postroad stage {self.name}")
         self._clients = broker.Clients(settings)
-        self._threads = HandlerThreads()
+        self._threads = HandlerThreads(HUNG_LIMIT)
         self._ledger = Ledger(self._engine, settings.schema, self.name)
         shared = Shared(
             settings=settings,
@@ -69,6 +72,11 @@ class Worker:
         """Threads that still run a handler whose time was up; they end with the process."""
         return self._threads.abandoned
 
+    @property
+    def is_worn_out(self) -> bool:
+        """True if it stopped by itself, because too many handlers hang in it: a new process takes its place."""
+        return self._threads.is_full.is_set()
+
     async def run(self) -> None:
         """Work until ``stop``; then stop reading, let what runs finish within the grace, hand the rest back."""
         # Before the first entry is ours: without a heartbeat it would be taken from us.
@@ -76,14 +84,16 @@ class Worker:
         names = ", ".join(one.stage.full_name for one in self._consumers)
         log.info("working on %s", names, extra={"worker": self.name})
         controlling = asyncio.create_task(self._control.run())
+        tiring = asyncio.create_task(self._stop_when_worn_out())
         try:
             async with asyncio.TaskGroup() as group:
                 for consumer in self._consumers:
                     group.create_task(consumer.run())
                 group.create_task(self._await_stop())
         finally:
-            controlling.cancel()
-            await asyncio.gather(controlling, return_exceptions=True)
+            for beside in (controlling, tiring):
+                beside.cancel()
+            await asyncio.gather(controlling, tiring, return_exceptions=True)
             await asyncio.to_thread(self._heartbeat.stop)
             await self._clients.aclose()
             await self._ledger.cancel(within=CLEAN_UP)
@@ -93,6 +103,14 @@ class Worker:
     def stop(self) -> None:
         """Begin to stop; returns at once. Safe to call twice, and before ``run``."""
         self._stopping.set()
+
+    async def _stop_when_worn_out(self) -> None:
+        await self._threads.is_full.wait()
+        log.error(
+            "%d handlers have not returned though their time is up, and keep their threads: ending, for a new process",
+            self._threads.abandoned, extra={"worker": self.name},
+        )  # fmt: skip
+        self.stop()
 
     async def _await_stop(self) -> None:
         await self._stopping.wait()

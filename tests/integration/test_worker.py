@@ -22,6 +22,7 @@ from postroad.core.broker import BLOCK, RETRY_CONSUMER, group_name
 from postroad.core.servers import Valkey
 from postroad.stages import attempt as attempt_module
 from postroad.stages import consumer as consumer_module
+from postroad.stages import worker as worker_module
 from postroad.stages.ledger import Ledger
 from tests.integration.line import Line, numbers, open_line, until
 from tests.integration.proxy import LossyProxy
@@ -222,6 +223,31 @@ async def test_an_attempt_that_takes_too_long_fails_and_its_thread_is_counted(se
 
         assert (await line.letter(slow[0]))[0] == "timed out after 0.2 s"
         assert worker.abandoned_threads == 1
+        gate.set()
+
+
+async def test_a_worker_in_which_too_many_functions_hang_ends_for_a_new_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_module, "HUNG_LIMIT", 3)
+    gate = threading.Event()
+
+    def ride(task: Task) -> None:
+        if task.payload == "slow":
+            gate.wait()
+
+    async with open_line(settings, one_stage(ride, retries=0, timeout=0.2)) as line:
+        worker = line.work()
+        await line.submit("slow", "slow", "slow")
+
+        async with asyncio.timeout(30):
+            await line.finish(worker)
+
+        assert worker.is_worn_out
+        assert "3 handlers have not returned" in caplog.text
+        line.work()
+        await line.submit("fast")
+        assert await line.are_finished() == {"completed": 1, "failed": 3}
         gate.set()
 
 

@@ -40,7 +40,7 @@ def stage_for(handler: Handler, *, timeout: float = 30) -> Stage:
 
 
 async def run(handler: Handler, *, timeout: float = 30, threads: HandlerThreads | None = None) -> Run:
-    return await run_handler(stage_for(handler, timeout=timeout), TASK, threads or HandlerThreads())
+    return await run_handler(stage_for(handler, timeout=timeout), TASK, threads or HandlerThreads(100))
 
 
 def raising(error: BaseException, *, is_async: bool) -> Handler:
@@ -382,7 +382,7 @@ async def test_what_a_plain_function_sets_in_its_context_stays_there() -> None:
 
 
 async def test_a_plain_function_that_never_returns_is_left_behind_and_holds_nobody_up() -> None:
-    threads = HandlerThreads()
+    threads = HandlerThreads(100)
     gate = threading.Event()
 
     def walk(task: Task) -> None:
@@ -400,8 +400,24 @@ async def test_a_plain_function_that_never_returns_is_left_behind_and_holds_nobo
     await until(lambda: threads.abandoned == 0)
 
 
+async def test_when_too_many_functions_hang_it_is_told() -> None:
+    threads = HandlerThreads(3)
+    gate = threading.Event()
+
+    def walk(task: Task) -> None:
+        gate.wait()
+
+    await asyncio.gather(*(run(walk, timeout=0.05, threads=threads) for _ in range(2)))
+    assert not threads.is_full.is_set()
+    await run(walk, timeout=0.05, threads=threads)
+    assert threads.is_full.is_set()
+
+    gate.set()
+    await until(lambda: threads.abandoned == 0)
+
+
 async def test_a_cancelled_call_leaves_its_thread_behind() -> None:
-    threads = HandlerThreads()
+    threads = HandlerThreads(100)
     gate = threading.Event()
     started = asyncio.Event()
     loop = asyncio.get_running_loop()
