@@ -237,6 +237,8 @@ def make_engine(settings: Settings, *, application: str, pool: int | None = None
         max_overflow=0,
         pool_timeout=30,
         pool_pre_ping=False,
+        # Whatever the role's default: what others have committed meanwhile is to be seen, and decided again.
+        isolation_level="READ COMMITTED",
         connect_args=_connect_arguments(application),
         execution_options={"schema_translate_map": {SCHEMA: settings.schema}},
     )
@@ -261,6 +263,7 @@ _BACKEND = "select pg_backend_pid()"
 async def connect_psycopg(settings: Settings, *, application: str) -> psycopg.AsyncConnection[Any]:
     """A plain connection in autocommit, for what lives as long as the session: advisory locks and LISTEN.
 
+    The role's timeouts do not apply to it, nor its isolation: a tick needs a snapshot that is younger than its lock.
     Raises ``SettingsError`` over a pooler that keeps no sessions, and ``psycopg.Error``.
     """
     connection = await _connect(settings, application)
@@ -272,10 +275,20 @@ async def connect_psycopg(settings: Settings, *, application: str) -> psycopg.As
                         f"{masked(settings.database_url)!r} leads to a pooler that gives each transaction another"
                         " connection; the relay needs one that lasts: set direct_url (DIRECT_URL) to Postgres itself"
                     )
+        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        await connection.execute(_NO_TIMEOUTS)
     except BaseException:
         await connection.close()
         raise
     return connection
+
+
+_NO_TIMEOUTS = """
+select set_config(name, '0', false)
+  from pg_settings
+ where name in ('statement_timeout', 'lock_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout',
+                'idle_session_timeout')
+"""
 
 
 async def _connect(settings: Settings, application: str) -> psycopg.AsyncConnection[Any]:
@@ -327,9 +340,10 @@ def current_revision(connection: Connection, schema: str) -> str | None:
     return connection.scalar(recorded)
 
 
-_TRANSIENT_STATES = ("08", "40", "53", "57", "58", "25006", "55P03", "XX000")
+_TRANSIENT_STATES = ("08", "40", "53", "57", "58", "25006", "25P03", "25P04", "55P03", "XX000")
 """SQLSTATEs, or classes of them, that a later try may not meet again: connection lost, deadlock or serialization,
-out of resources, operator intervention, system error, a server that became a standby, lock not available."""
+out of resources, operator intervention, system error, a server that became a standby, a transaction that was idle or
+took too long for the role's timeouts, lock not available."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -348,4 +362,4 @@ def lost_connection(error: BaseException) -> bool:
     """True if ``error`` says that the server is away, going or full, rather than that it refused one statement."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    return is_transient(error) and (state is None or state.startswith(("08", "53", "57", "25006")))
+    return is_transient(error) and (state is None or state.startswith(("08", "53", "57", "25006", "25P03", "25P04")))

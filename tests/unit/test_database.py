@@ -96,6 +96,7 @@ def test_a_statement_is_found_by_its_name() -> None:
         (psycopg.errors.CannotConnectNow(), True, True),
         (psycopg.errors.ConnectionFailure(), True, True),
         (psycopg.errors.ReadOnlySqlTransaction(), True, True),
+        (psycopg.errors.IdleInTransactionSessionTimeout(), True, True),
         (psycopg.OperationalError("no SQLSTATE: the connection broke"), True, True),
         (ConnectionRefusedError(), True, True),
         (TimeoutError(), True, True),
