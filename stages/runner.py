@@ -120,6 +120,8 @@ async def run_handler(
         if _is_cancelled():
             # Whatever the handler made of it: that we stop is no failure of the attempt.
             raise asyncio.CancelledError from error
+        if (rejected := _rejection_in(error)) is not None:
+            return Run(rejected, _traceback(error))
         reason = f"{type(error).__name__}: {_text(error)}"
         if isinstance(error, asyncio.CancelledError):
             reason = "the handler raised CancelledError"
@@ -127,6 +129,16 @@ async def run_handler(
         failure.__cause__ = error
         return Run(failure, _traceback(error))
     return _completed(value)
+
+
+def _rejection_in(error: BaseException) -> Reject | None:
+    """The first ``Reject`` of a group of errors, as a ``TaskGroup`` raises one: to try again would be in vain."""
+    while isinstance(error, BaseExceptionGroup):
+        rejections = error.subgroup(Reject)
+        if rejections is None:
+            return None
+        error = rejections.exceptions[0]
+    return error if isinstance(error, Reject) else None
 
 
 def _is_cancelled() -> bool:

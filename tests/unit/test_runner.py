@@ -170,6 +170,29 @@ async def test_outcomes_that_are_raised_come_out_as_they_are(is_async: bool) -> 
         assert came_to.error is None
 
 
+async def test_a_rejection_within_a_group_rejects() -> None:
+    async def ride(task: Task) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fall())
+            group.create_task(refuse())
+
+    async def fall() -> None:
+        raise ExceptionGroup("a pile", [OSError("fell")])
+
+    async def refuse() -> None:
+        raise ExceptionGroup("a queue", [Reject("no such town")])
+
+    came_to = await run(ride)
+    assert isinstance(came_to.outcome, Reject)
+    assert came_to.outcome.reason == "no such town"
+    assert "fell" in str(came_to.error)
+
+    async def only_fall(task: Task) -> None:
+        await fall()
+
+    assert isinstance((await run(only_fall)).outcome, Retry)
+
+
 async def test_a_retry_keeps_the_traceback_of_its_cause() -> None:
     async def ride(task: Task) -> None:
         try:
