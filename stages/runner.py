@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,21 +157,45 @@ async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: A
         async with limit:
             if not stage.is_async:
                 return await threads.run(lambda: stage.handler(task))
-            if connection is None:
-                return await stage.handler(task)
-            if stage.transaction is AsyncConnection:
-                return await stage.handler(task, connection)
-            # In a savepoint of its own: whatever the session ends, by closing too, leaves our transaction open.
-            async with AsyncSession(
-                connection, expire_on_commit=False, join_transaction_mode="create_savepoint"
-            ) as session:
-                value = await stage.handler(task, session)
-                await session.commit()
-                return value
+            return await _alone(lambda: _handle(stage, task, connection))
     except TimeoutError as error:
         if limit.expired():
             raise _OutOfTimeError from error
         raise
+
+
+async def _handle(stage: Stage, task: Task, connection: AsyncConnection | None) -> Any:
+    if connection is None:
+        return await stage.handler(task)
+    if stage.transaction is AsyncConnection:
+        return await stage.handler(task, connection)
+    # In a savepoint of its own: whatever the session ends, by closing too, leaves our transaction open.
+    async with AsyncSession(connection, expire_on_commit=False, join_transaction_mode="create_savepoint") as session:
+        value = await stage.handler(task, session)
+        await session.commit()
+        return value
+
+
+async def _alone(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """The value of ``work()``, in a task of its own, which is cancelled with the caller.
+
+    A ``TaskGroup`` that fails cancels the task that it is in, and before Python 3.13 may leave it marked as cancelled:
+    that must not be taken for a cancellation of the attempt.
+    """
+
+    async def guarded() -> tuple[Any, BaseException | None]:
+        try:
+            return await work(), None
+        except BaseException as error:  # a task that ends by SystemExit would end the loop with it
+            return None, error
+
+    value, error = await asyncio.create_task(guarded())
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # it holds its traceback, which holds this frame
+    return value
 
 
 def _completed(value: Any) -> Run:

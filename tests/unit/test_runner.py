@@ -170,6 +170,19 @@ async def test_outcomes_that_are_raised_come_out_as_they_are(is_async: bool) -> 
         assert came_to.error is None
 
 
+async def test_a_task_group_that_fails_is_a_failed_attempt_and_no_cancellation() -> None:
+    async def ride(task: Task) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fall())
+            await asyncio.sleep(0)
+
+    async def fall() -> None:
+        raise OSError("fell")
+
+    for _ in range(3):
+        assert "fell" in str((await run(ride)).error)
+
+
 async def test_a_rejection_within_a_group_rejects() -> None:
     async def ride(task: Task) -> None:
         async with asyncio.TaskGroup() as group:
