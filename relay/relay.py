@@ -7,6 +7,7 @@ remember is in Postgres (the ticks) and in Redis (the markers); it may die at an
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -99,12 +100,31 @@ class _Progress:
     inspected_at: float = 0.0
     pause: float = SHORTEST_PAUSE
     waiting: asyncio.Task[None] | None = None
-    """Waits until the shard answers again, after it failed."""
+    """Waits until the shard answers again, after it failed, or until it may be restored again."""
+    restored_at: float = -math.inf
+    rest: float = SHORTEST_PAUSE
+    """Seconds from one restoring to the next: each asks for all that is ready, and with a Redis that evicts what it was
+    given the outbox would fill up."""
 
     @property
     def is_away(self) -> bool:
         """Whether the shard is to be left alone."""
         return self.waiting is not None and not self.waiting.done()
+
+    def note_restored(self) -> None:
+        """What the shard lacked was asked for just now."""
+        is_first = _now() - self.restored_at > 2 * LONGEST_PAUSE
+        self.rest = SHORTEST_PAUSE if is_first else min(self.rest * 2, LONGEST_PAUSE)
+        self.restored_at = _now()
+
+    def must_rest(self) -> bool:
+        """True if the shard was restored so recently that it is left alone for a while instead."""
+        left = self.restored_at + self.rest - _now()
+        if left <= 0:
+            return False
+        log.warning("Redis has lost what was just restored; trying again in %.1f s", left)
+        self.waiting = asyncio.create_task(asyncio.sleep(left))
+        return True
 
 
 class _Session:
@@ -296,14 +316,20 @@ class _Session:
         progress.inspected_at = _now()
         seen, missing = await shard.inspect(self._routes.stages)
         marker = Marker.parse(seen)
+        reason = None
         if marker is None:
-            await self._rebuild(shard, "no marker")
+            reason = "no marker"
+        elif not await self._ticks.is_known(marker.tick):
+            reason = "its marker is of no tick of this server"
+        if (reason or missing) and progress.must_rest():
+            progress.seen = None
             return
-        if not await self._ticks.is_known(marker.tick):
-            await self._rebuild(shard, "its marker is of no tick of this server")
+        if reason:
+            await self._rebuild(shard, reason)
             return
         if missing:
             await rebuild_stages(self._connection, shard, missing, schema=self._settings.schema, reason="no stream")
+            progress.note_restored()
         if progress.seen is not None and progress.seen != seen:
             log.warning("the marker went from %s to %s", progress.seen, seen, extra={"shard": shard.number})
         progress.seen = seen
@@ -319,6 +345,7 @@ class _Session:
             self._connection, shard, self._routes.stages, tick,
             seen=seen, schema=self._settings.schema, reason=reason,
         )  # fmt: skip
+        self._progress[shard.number].note_restored()
         self._progress[shard.number].seen, _ = await shard.inspect([])
         return True
 

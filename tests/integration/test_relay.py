@@ -1000,6 +1000,39 @@ async def test_what_redis_cannot_take_is_not_asked_for_again_and_again(lossy_pos
             await lossy_post.caught_up()
 
 
+async def test_what_redis_loses_at_once_is_not_asked_for_again_and_again(lossy_post: Post, quick: None) -> None:
+    """A Redis that evicts loses what was restored as soon as it is there; meanwhile the outbox must not fill up."""
+    post = lossy_post
+    accepted = [await post.road.accept(FORK) for _ in range(3)]
+    async with relaying(post.settings):
+        await post.receives(accepted)
+        for lost, reason in ((post.keys.marker(0), "no marker"), (post.keys.stream(FORK.name, "start"), "no stream")):
+            asked = len(await post.requests(reason))
+            async with losing(post, lost):
+                await pauses(6)
+                assert len(await post.requests(reason)) <= asked + 8 * len(accepted), reason
+            await post.receives(accepted)
+            await post.caught_up()
+
+
+@contextlib.asynccontextmanager
+async def losing(post: Post, key: str) -> AsyncIterator[None]:
+    """Redis loses ``key`` whenever it has it."""
+
+    async def lose() -> None:
+        while True:
+            broker.heed_cancellation()
+            await post.client.delete(key)
+
+    task = asyncio.create_task(lose())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 async def pauses(several: int) -> None:
     """Wait until a relay has failed at Redis so many times."""
     failures = Failures()
