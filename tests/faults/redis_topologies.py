@@ -1,7 +1,8 @@
 """Redis as it is run where it must not be away: a master with replicas and sentinels, and a cluster."""
 
 import contextlib
-import random
+import itertools
+import os
 import signal
 import socket
 import sys
@@ -20,6 +21,9 @@ from tests.acceptance.deployment import Deployment, wait_until
 MASTER_NAME = "road"
 PASSWORD = "pass/word"
 """With a character that URLs must encode."""
+
+_FIRST_PORT = 12_000 + os.getpid() % 50 * 160
+_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 160))
 
 DOWN_AFTER = 1500
 """Milliseconds of silence after which the others take a server for dead."""
@@ -287,9 +291,12 @@ def lagging(replicas: list[Node]) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that outgoing connections are given by chance."""
+    """A port that nobody listens on, nor is likely to before its server has started.
+
+    Each process has some to itself, below those of other embedded servers and of outgoing connections.
+    """
     while True:
-        port = random.randint(20_000, 31_999)
+        port = next(_PORTS)
         with socket.socket() as candidate, contextlib.suppress(OSError):
             candidate.bind(("127.0.0.1", port))
             return port
