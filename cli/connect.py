@@ -2,10 +2,10 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import click
 from psycopg.errors import InsufficientPrivilege
 from redis.exceptions import RedisError
 from sqlalchemy import create_engine
@@ -17,6 +17,8 @@ from ..core.broker import Clients
 from ..core.database import REVISION, current_revision, lost_connection, make_engine, sqlalchemy_url
 from ..core.errors import RefusedError, SchemaError, UnreachableError, first_line
 from ..core.settings import Settings, masked
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -54,7 +56,7 @@ async def wait_for_postgres(settings: Settings) -> None:
             return
         except UnreachableError as error:
             if pause.is_worth_a_line():
-                click.echo(f"waiting for {error.server}: {error.reason}", err=True)
+                log.warning("waiting for %s: %s", error.server, error.reason)
         await asyncio.sleep(pause.next())
 
 
@@ -69,7 +71,7 @@ async def wait_for_redis(settings: Settings) -> None:
                 return
             except (RedisError, OSError) as error:
                 if pause.is_worth_a_line():
-                    click.echo(f"waiting for Redis at {masked(settings.redis_url)}: {first_line(error)}", err=True)
+                    log.warning("waiting for Redis at %s: %s", masked(settings.redis_url), first_line(error))
             await asyncio.sleep(pause.next())
     finally:
         await clients.aclose()

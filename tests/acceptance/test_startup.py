@@ -1,5 +1,7 @@
 """Processes that are started before their servers wait for them, and say so."""
 
+import json
+
 from postroad.core.servers import Postgres, Valkey
 from tests.acceptance.deployment import Deployment, address
 
@@ -30,4 +32,5 @@ def test_processes_wait_for_servers_that_are_away_at_their_start_and_then_work(
         assert process.is_running
         assert own_postgres.url not in process.log, "a password in the log"
         assert own_valkey.url not in process.log, "a password in the log"
+        assert all(json.loads(line)["message"] for line in process.log.splitlines()), "a log is lines of JSON"
     fragile.audit()
