@@ -2,6 +2,7 @@
 # make test            the tests, on embedded servers
 # make check           linters, formatter, types, direction of imports
 # make test-faults     the tests of faults that need more servers than two, or take long
+# make test-servers    the tests that need servers, on the oldest that we support
 # make test-containers the tests that need servers, on Docker containers
 # make bench           the measurements
 # make chaos           ten minutes of faults under load
@@ -12,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check test-faults test-containers bench chaos format
+.PHONY: demo test check test-faults test-servers test-containers bench chaos format
 
 demo: .venv/standard.stamp
 	$(BIN)/postroad demo $(ARGS)
@@ -28,6 +29,9 @@ check: .venv/dev.stamp
 
 test-faults: .venv/dev.stamp
 	$(BIN)/pytest -n 2 -m faults $(ARGS)
+
+test-servers: .venv/dev.stamp
+	tests/servers/with-oldest.sh $(BIN)/pytest -n 2 -m "integration or acceptance" $(ARGS)
 
 test-containers: .venv/dev.stamp
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/containers/with-engine.sh tests/containers/with-images.sh \

@@ -265,6 +265,9 @@ class Postgres(_Server):
     _name = "Postgres"
     _stop_signal = signal.SIGINT  # "fast": end the sessions, write a checkpoint, go
 
+    # Many rounds of hashing protect a guessable password. Ours is random.
+    _initdb_settings: ClassVar[tuple[str, ...]] = ("--set", "scram_iterations=1")
+
     def __init__(
         self,
         folder: Path | str,
@@ -310,8 +313,7 @@ class Postgres(_Server):
                     str(self._program().with_name("initdb")),
                     *(f"--pgdata={made}", f"--pwfile={password}", "--username=postgres"),
                     *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions"),
-                    # Many rounds of hashing protect a guessable password. Ours is random.
-                    *("--set", "scram_iterations=1"),
+                    *self._initdb_settings,
                     *(() if self._fsync else ("--no-sync",)),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -7,6 +7,9 @@
   to create databases;
 - ``testcontainers``: a pair of containers for each worker, from a Docker engine that runs already.
   POSTROAD_TEST_POSTGRES_IMAGE and POSTROAD_TEST_REDIS_IMAGE name other images.
+
+The embedded servers, and those that a test has for itself, are the programs POSTROAD_TEST_POSTGRES and
+POSTROAD_TEST_REDIS where these are set: paths of ``postgres`` and ``redis-server``, of other versions than the wheels'.
 """
 
 import contextlib
@@ -16,6 +19,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
@@ -49,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _choose_programs()
     given = all(os.environ.get(name) for name in ("DATABASE_URL", "REDIS_URL"))
     if config.option.servers is None:
         config.option.servers = "given" if given else "embedded"
@@ -61,6 +66,18 @@ def pytest_configure(config: pytest.Config) -> None:
         _check_engine()
     # Not in pytest's own temporary folder: it is closed to other accounts, and root's Postgres runs as one.
     config.stash[_home] = Path(tempfile.mkdtemp(prefix="postroad-tests-"))
+
+
+def _choose_programs() -> None:
+    for variable, server in (("POSTROAD_TEST_POSTGRES", Postgres), ("POSTROAD_TEST_REDIS", Valkey)):
+        if program := os.environ.get(variable):
+            setattr(server, "_program", partialmethod(_chosen, Path(program)))  # noqa: B010
+    if os.environ.get("POSTROAD_TEST_POSTGRES"):
+        Postgres._initdb_settings = ()  # older ones have none
+
+
+def _chosen(self: Postgres | Valkey, program: Path) -> Path:
+    return program
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """``postroad up`` and ``postroad demo``: everything on one machine, with servers of their own."""
 
+import contextlib
 import re
 import signal
 import tempfile
@@ -70,7 +71,13 @@ def family(process: Process) -> list[psutil.Process]:
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in processes if lives(one)]
+
+
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def test_up_runs_everything_leaves_nothing_running_and_finds_its_data_again(home: Deployment, folder: Path) -> None:

@@ -24,6 +24,11 @@ from postroad.core import servers
 from postroad.core.servers import EmbeddedServersMissing, Postgres, ServerStartError, Valkey
 from postroad.core.settings import Settings
 
+pytestmark = pytest.mark.skipif(
+    any(os.environ.get(name) for name in ("POSTROAD_TEST_POSTGRES", "POSTROAD_TEST_REDIS")),
+    reason="what is started are the programs of the wheels",
+)
+
 PARENT = """
 import json, sys, time
 from postroad.core.servers import Postgres, Valkey
