@@ -28,7 +28,7 @@ class Client:
     def _run(self) -> None:
         number = 0
         with httpx2.Client(timeout=30, trust_env=False) as client:
-            while not self._stop.is_set():
+            while True:
                 key = f"client-{number}"
                 answer = client.post(
                     f"{self.url}/v1/tasks",
@@ -38,12 +38,15 @@ class Client:
                 if answer.status_code == 202:
                     self.accepted[key] = answer.json()["task_id"]
                     number += 1
+                    # Only now: what was refused may be committed all the same, and would be nobody's.
+                    if self._stop.is_set():
+                        return
                 else:
                     self.refusals.append(answer)
                 self._stop.wait(0.05)
 
     def stop(self) -> None:
-        """Let the last task be the one that is being submitted; returns when it was answered."""
+        """Let the last task be the one that is being submitted; returns when it was accepted."""
         self._stop.set()
         self._thread.join()
 
