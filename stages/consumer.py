@@ -95,7 +95,8 @@ class Consumer:
         self._has_room = asyncio.Event()
         self._stopping = asyncio.Event()
         self._grace_ends_at = 0.0
-        self._may_reclaim_at = 0.0
+        # Not before everybody has had time to beat once more: Redis may have been wiped just now.
+        self._may_reclaim_at = time.monotonic() + shared.settings.lease.total_seconds() / 4
         self._is_paused = False
         self._acknowledging: GroupCommit[str, None] = GroupCommit(self._acknowledge)
         self._parking: GroupCommit[tuple[str, timedelta], None] = GroupCommit(self._park)
