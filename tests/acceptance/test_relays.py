@@ -43,6 +43,10 @@ def test_a_relay_that_is_stopped_in_its_tracks_is_replaced_and_does_no_harm_when
 ) -> None:
     deployment.start()
     deployment.relay("second")
+    stream = f"{deployment.settings.prefix}:{{0}}:road.survey:stream"
+    with deployment.redis() as client:
+        # What is ready at a stage when its stream is made is asked for again, beside the events themselves.
+        wait_until(lambda: client.exists(stream), "the streams are there")
     turns = (("relay", "second"), ("second", "relay"))
     submitted = 100 * len(turns)
 
@@ -65,6 +69,5 @@ def test_a_relay_that_is_stopped_in_its_tracks_is_replaced_and_does_no_harm_when
     effects = deployment.query("select stage, count(*), count(distinct task_id) from effect group by stage")
     assert sorted(effects) == [("finish", submitted, submitted), ("survey", submitted, submitted)]
     with deployment.redis() as client:
-        stream = f"{deployment.settings.prefix}:{{0}}:road.survey:stream"
         assert client.xinfo_stream(stream)["entries-added"] == submitted, "an entry was published twice"
     deployment.audit()
