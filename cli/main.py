@@ -30,7 +30,7 @@ _COMMANDS = {
     "deploy": ("schema", "Record the app's pipelines in Postgres."),
     "serve": ("processes", "Run the intake: the HTTP door."),
     "relay": ("processes", "Run a relay: from the outbox to the streams."),
-    "stage": ("processes", "Run stages: from the streams to the handlers."),
+    "stage": ("stages", "Run stages, from the streams to the handlers; list them, set their limits."),
     "submit": ("submit", "Submit tasks from NDJSON."),
     "task": ("tasks", "Look tasks up; cancel them, or run a stage again."),
     "dead": ("dead", "Look at dead letters; requeue or discard them."),

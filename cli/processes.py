@@ -79,11 +79,11 @@ def relay_command(log_level: str, **given: Any) -> None:
     _run(run())
 
 
-@click.command("stage")
+@click.command("run")
 @click.argument("names", metavar="NAME...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="Run all stages of the app in this process.")
 @options("app", *_SERVERS, "lease", "grace", "log_level")
-def stage_command(names: tuple[str, ...], is_all: bool, log_level: str, **given: Any) -> None:
+def run_command(names: tuple[str, ...], is_all: bool, log_level: str, **given: Any) -> None:
     """Run stages, given as PIPELINE.STAGE: from the streams to their handlers.
 
     Start it as often as the stage needs; each process is one consumer.

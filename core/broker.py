@@ -69,6 +69,14 @@ class Keys:
         """The stage's parked entries by the time (ms) at which they are due."""
         return f"{self._stage(pipeline, stage)}:due"
 
+    def limit(self, pipeline: str, stage: str) -> str:
+        """How much of the stage's rate is used."""
+        return f"{self._stage(pipeline, stage)}:limit"
+
+    def running(self, pipeline: str, stage: str) -> str:
+        """How many of the stage's entries each process holds."""
+        return f"{self._stage(pipeline, stage)}:running"
+
     def alive(self, shard: int, consumer: str) -> str:
         """Exists while this consumer lives."""
         return f"{self._prefix}:{{{shard}}}:alive:{consumer}"
@@ -138,7 +146,7 @@ def reading_client(settings: Settings, *, shard: int = 0) -> "Redis":
 
 def is_group_missing(error: BaseException) -> bool:
     """True if ``error`` says that the stream or its group is gone, in the words of any server version."""
-    return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED"))
+    return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED", "no such key"))
 
 
 def told(error: BaseException) -> str:

@@ -48,7 +48,7 @@ SCHEMA = "postroad"
 """The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
 
 
-REVISION = "0001"
+REVISION = "0002"
 """The revision of our tables that this code needs: the newest migration."""
 
 
@@ -80,6 +80,9 @@ stage_table = Table(
     Column("stage", Text, primary_key=True),
     Column("after", ARRAY(Text), nullable=False),
     Column("paused", Boolean, nullable=False),
+    Column("rate", Text),
+    Column("burst", Integer),
+    Column("max_running", Integer),
 )
 task_table = Table(
     "task",

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from .errors import DeclarationError
+from .rate import Rate
 
 Handler = Callable[..., Any]
 """``async def`` or ``def``: takes a ``Task``, and a connection or session if it asks for one; returns JSON."""
@@ -28,7 +29,8 @@ class Stage:
 
     ``after`` are the stages that must be done before, none for a first stage. ``retries`` further attempts follow a
     failed one, then the stage is a dead letter. ``timeout`` bounds one attempt. ``concurrency`` is how many attempts
-    one worker process runs at once. ``transaction`` is the type of connection that the handler asks for: it is
+    one worker process runs at once; ``rate`` and ``max_running`` bound how many begin, and run at once, over all of its
+    processes. ``transaction`` is the type of connection that the handler asks for: it is
     the transaction in which the outcome commits, so what the handler writes there commits or vanishes with it.
     """
 
@@ -40,6 +42,8 @@ class Stage:
     timeout: timedelta
     concurrency: int
     transaction: type[AsyncConnection] | type[AsyncSession] | None
+    rate: Rate | None = None
+    max_running: int | None = None
 
     @property
     def full_name(self) -> str:
@@ -83,11 +87,17 @@ class Pipeline:
         retries: int = 5,
         timeout: timedelta | float = 30,
         concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        max_running: int | None = None,
     ) -> Callable[[Handler], Handler]:
         """Declare the decorated function as the handler of a stage, named like the function unless ``name`` is given.
 
         ``timeout`` is a ``timedelta`` or seconds. ``concurrency`` is 100 by default, 16 for a handler that runs in
-        a thread or holds a connection of its own. Raises ``DeclarationError``.
+        a thread or holds a connection of its own. ``rate`` is how many attempts may begin in a time, over all processes
+        of the stage, as ``200/s``, ``30/m``, ``1000/h`` or ``10/d``; ``burst`` is how many at once after a rest, by
+        default a tenth of a second's worth. ``max_running`` is how many may run at once, over all processes.
+        ``postroad stage set`` changes these while it works. Raises ``DeclarationError``.
         """
         if callable(name):
             function = getattr(name, "__name__", name)
@@ -97,7 +107,10 @@ class Pipeline:
 
         def declare(handler: Handler) -> Handler:
             stage = name if name is not None else getattr(handler, "__name__", "")
-            self._add(stage, handler, after=after, retries=retries, timeout=timeout, concurrency=concurrency)
+            self._add(
+                stage, handler, after=after, retries=retries, timeout=timeout, concurrency=concurrency,
+                rate=rate, burst=burst, max_running=max_running,
+            )  # fmt: skip
             return handler
 
         return declare
@@ -135,6 +148,9 @@ class Pipeline:
         retries: int,
         timeout: timedelta | float,
         concurrency: int | None,
+        rate: str | None,
+        burst: int | None,
+        max_running: int | None,
     ) -> None:
         _checked_name(f"stage of pipeline {self.name!r}", name)
         full_name = f"{self.name}.{name}"
@@ -158,6 +174,14 @@ class Pipeline:
             at_once = 100 if inspect.iscoroutinefunction(handler) and transaction is None else 16
         if not _is_count(at_once, least=1):
             raise DeclarationError(f"stage {full_name!r}: concurrency must be 1 or more, not {concurrency!r}")
+        if max_running is not None and not _is_count(max_running, least=1):
+            raise DeclarationError(f"stage {full_name!r}: max_running must be 1 or more, not {max_running!r}")
+        if rate is None and burst is not None:
+            raise DeclarationError(f"stage {full_name!r}: a burst is of a rate, and there is none")
+        try:
+            limit_per_time = None if rate is None else Rate.parse(rate, burst)
+        except DeclarationError as error:
+            raise DeclarationError(f"stage {full_name!r}: {error}") from None
         self._stages[name] = Stage(
             pipeline=self.name,
             name=name,
@@ -167,6 +191,8 @@ class Pipeline:
             timeout=limit,
             concurrency=at_once,
             transaction=transaction,
+            rate=limit_per_time,
+            max_running=max_running,
         )
 
 

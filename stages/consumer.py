@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -31,6 +31,7 @@ from .attempt import Attempts, persist
 from .inbox import Delivery, Inbox
 from .ledger import Kind, Ledger, Settled, Work
 from .runner import HandlerThreads
+from .throttle import Limits, Throttle
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,10 @@ class Held:
 class Consumer:
     """The consumer of one stage's group in this process. ``run`` until ``stop``."""
 
-    def __init__(self, stage: Stage, inbox: Inbox, shared: Shared) -> None:
+    def __init__(self, stage: Stage, inbox: Inbox, throttle: Throttle, shared: Shared) -> None:
         self.stage = stage
         self._inbox = inbox
+        self._throttle = throttle
         self._settings = shared.settings
         self._ledger = shared.ledger
         self._attempts = Attempts(stage, shared.ledger, shared.engine, shared.threads)
@@ -92,6 +94,8 @@ class Consumer:
         self._held: dict[str, Held] = {}
         self._running: dict[UUID, str] = {}
         """The tasks that we run, and the entry that stands for each."""
+        self._fetching = asyncio.Lock()
+        """Held while entries are fetched for which the stage's limits granted room: nobody else counts them yet."""
         self._has_room = asyncio.Event()
         self._stopping = asyncio.Event()
         self._grace_ends_at = 0.0
@@ -100,6 +104,7 @@ class Consumer:
         self._is_paused = False
         self._acknowledging: GroupCommit[str, None] = GroupCommit(self._acknowledge)
         self._parking: GroupCommit[tuple[str, timedelta], None] = GroupCommit(self._park)
+        self._reporting: GroupCommit[None, None] = GroupCommit(self._report)
 
     async def run(self) -> None:
         """Fetch and run entries until ``stop``; then let what runs finish within the grace, hand the rest back."""
@@ -124,6 +129,12 @@ class Consumer:
     def running(self) -> Collection[UUID]:
         """The tasks that it runs, or is about to."""
         return self._running.keys()
+
+    def set_limits(self, limits: Limits) -> None:
+        """From now on these hold, over all processes that were told the same."""
+        if limits != self._throttle.limits:
+            log.info("limits of %s: %s", self.stage.full_name, limits)
+            self._throttle.limits = limits
 
     async def set_paused(self, is_paused: bool) -> None:
         """While paused read nothing, and hand back what has not begun; what runs comes to its end."""
@@ -221,14 +232,45 @@ class Consumer:
             if self._stopping.is_set():
                 return
             try:
-                deliveries = await self._inbox.read(room)
+                await self._read(room)
             except (RedisError, OSError) as error:
                 await self._redis_failed("reading", error, pause)
                 await self._recover(pause)
                 continue
             pause.reset()
-            if deliveries:
-                self._take(deliveries)
+
+    async def _read(self, room: int) -> None:
+        """Read once, at most ``room`` entries and what the stage's limits let begin."""
+        if not self._throttle.is_needed:
+            self._take(await self._inbox.read(room))
+            return
+        # No waiting with what was granted in hand: another process may have a use for it.
+        granted, wait, deliveries = await self._fetch(room, partial(self._inbox.read, wait=False))
+        if not granted:
+            # Not for long: limits are changed, and others give back what they do not need.
+            await self._sleep(min(wait, RECLAIM))
+        elif not deliveries:
+            await self._inbox.wait()
+
+    async def _fetch(
+        self, want: int, fetch: Callable[[int], Awaitable[list[Delivery]]], *, is_reclaimed: bool = False
+    ) -> tuple[int, float, list[Delivery]]:
+        """Take what ``fetch`` brings of at most ``want`` entries, as many as the stage's limits let begin.
+
+        Returns how many these were, in how many seconds to ask again if none, and what was fetched.
+        """
+        async with self._fetching:
+            granted, wait = await self._throttle.take(want, held=len(self._held))
+            if not granted:
+                return 0, wait, []
+            fetched: list[Delivery] = []
+            try:
+                fetched = await fetch(granted)
+                self._take(fetched, is_reclaimed=is_reclaimed)
+            finally:
+                if len(fetched) < granted:
+                    await self._throttle.give_back(granted - len(fetched), held=len(self._held))
+            return granted, 0.0, fetched
 
     async def _recover(self, pause: "Pause") -> None:
         """After a failed call: take what Redis handed us in a reply that never came."""
@@ -255,22 +297,16 @@ class Consumer:
             wait = RECLAIM * random.uniform(0.75, 1.25)
             try:
                 if (share := self._share()) > 0:
-                    due, next_due = await self._inbox.reclaim_due(share)
-                    self._take(due, is_reclaimed=True)
-                    if due and len(due) == share:
-                        wait = 0.01
-                    elif next_due is not None:
-                        wait = min(wait, max(next_due.total_seconds(), 0.005))
+                    wait = await self._reclaim_due(share, wait)
                 else:
                     wait = 0.05
                 now = time.monotonic()
                 if now >= max(look_for_dead_at, self._may_reclaim_at) and (share := self._share()) > 0:
-                    dead = await self._inbox.reclaim_dead(share)
+                    dead = await self._reclaim_dead(share)
                     if dead:
                         self._healed(len(dead), "dead worker")
                         log.warning("took over %d entries of dead workers of %s", len(dead), self.stage.full_name)
-                    self._take(dead, is_reclaimed=True)
-                    if len(dead) < share:
+                    if dead is not None and len(dead) < share:
                         # A failover may undo what we were told, and that we hear of no error: what we parked is
                         # pending under our name again.
                         ours = await self._inbox.recover(list(self._held), share - len(dead))
@@ -290,6 +326,32 @@ class Consumer:
                 await self._recover(pause)
                 continue
             await self._sleep(wait)
+
+    async def _reclaim_due(self, share: int, wait: float) -> float:
+        """Take parked entries that are due, at most ``share``; when to look again, after ``wait`` seconds at most."""
+        next_due: timedelta | None = None
+
+        async def fetch(count: int) -> list[Delivery]:
+            nonlocal next_due
+            due, next_due = await self._inbox.reclaim_due(count)
+            return due
+
+        granted, wait_for_grant, due = await self._fetch(share, fetch, is_reclaimed=True)
+        if not granted:
+            return min(wait, max(wait_for_grant, 0.005))
+        if len(due) == granted:
+            return 0.01
+        return wait if next_due is None else min(wait, max(next_due.total_seconds(), 0.005))
+
+    async def _reclaim_dead(self, share: int) -> list[Delivery] | None:
+        """Take entries of dead workers, at most ``share``; ``None`` if the stage's limits let none begin now."""
+        granted, _, dead = await self._fetch(share, self._inbox.reclaim_dead, is_reclaimed=True)
+        self._throttle.processes = 1 + self._inbox.others
+        return dead if granted else None
+
+    async def _report(self, group: Sequence[None]) -> list[None]:
+        await self._throttle.give_back(0, held=len(self._held))
+        return [None] * len(group)
 
     def _healed(self, count: int, reason: str) -> None:
         telemetry.healed(count, reason, pipeline=self.stage.pipeline, stage=self.stage.name)
@@ -355,6 +417,9 @@ class Consumer:
         """Forget an entry, unless it was handed back, or has come again, since it was ``held``."""
         if held is not None and self._held.get(entry_id) is held:
             del self._held[entry_id]
+            if self._throttle.limits.max_running is not None:
+                # Others wait for it, while we may have nothing to ask for.
+                self._reporting.submit(None)
         self._has_room.set()
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -381,6 +446,7 @@ class Consumer:
                 "dropping %d entries of %s whose tasks Postgres does not know", len(tasks) - len(loaded),
                 self.stage.full_name, extra={"task_id": str(next(task for task in tasks if task not in loaded))},
             )  # fmt: skip
+        begun = 0
         for delivery in deliveries:
             entry_id = _entry_id(delivery)
             held = self._held[entry_id]
@@ -400,7 +466,10 @@ class Consumer:
                 assert isinstance(delivery, Envelope)
                 self._running[work.task_id] = entry_id
                 follow_up = partial(self._attempt, delivery, work, held)
+                begun += 1
             held.work = asyncio.create_task(self._guarded(follow_up))
+        if begun < len(deliveries):
+            await self._throttle.give_back(len(deliveries) - begun, held=len(self._held))
 
     async def _attempt(self, envelope: Envelope, work: Work, held: Held) -> None:
         """One attempt, from the handler to the acknowledgement."""

@@ -1,4 +1,4 @@
-"""Hear what people ask of a running worker: pause a stage, resume it, cancel a task.
+"""Hear what people ask of a running worker: pause a stage, resume it, set its limits, cancel a task.
 
 Asked of Postgres once a second, in one statement for all stages of the process. A notification could be missed; a flag
 in a table cannot.
@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from ..core.database import Statements, is_transient
 from ..core.errors import first_line
 from ..core.pipeline import Stage
+from .throttle import Limits
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ class Controlled(Protocol):
     @property
     def running(self) -> Collection[UUID]:
         """The tasks that it runs."""
+
+    def set_limits(self, limits: Limits) -> None:
+        """Begin no more than these allow."""
 
     async def set_paused(self, is_paused: bool) -> None:
         """Read nothing more while paused."""
@@ -69,9 +73,13 @@ class Control:
         }
         async with self._engine.connect() as connection:
             rows = (await connection.exec_driver_sql(self._sql["control"], parameters)).all()
-        paused = {(row.pipeline, row.stage) for row in rows if row.kind == "paused"}
-        cancelled = {row.task_id for row in rows if row.kind == "cancelled"}
+        settings = {(row.pipeline, row.stage): row for row in rows if row.task_id is None}
+        cancelled = {row.task_id for row in rows if row.task_id is not None}
         for consumer in self._consumers:
-            await consumer.set_paused((consumer.stage.pipeline, consumer.stage.name) in paused)
+            if row := settings.get((consumer.stage.pipeline, consumer.stage.name)):
+                consumer.set_limits(
+                    Limits.in_force(consumer.stage, rate=row.rate, burst=row.burst, max_running=row.max_running)
+                )
+                await consumer.set_paused(row.paused)
             for task_id in cancelled.intersection(consumer.running):
                 consumer.cancel(task_id)

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..core.database import Statements
 from ..core.errors import RefusedError
 from ..core.jsontext import encode
-from ..core.pipeline import Pipeline
+from ..core.pipeline import Pipeline, Stage
 from ..outbox.request import ready_stages
 
 log = logging.getLogger(__name__)
@@ -55,10 +55,17 @@ def definition(pipeline: Pipeline) -> dict[str, Any]:
                 "after": list(stage.after),
                 "retries": stage.retries,
                 "timeout_seconds": stage.timeout.total_seconds(),
+                **_limits(stage),
             }
             for stage in pipeline.graph().values()
         ]
     }
+
+
+def _limits(stage: Stage) -> dict[str, Any]:
+    """Those that it has: what is not there must not make a new version of every pipeline."""
+    limits = {} if stage.rate is None else {"rate": str(stage.rate), "burst": stage.rate.burst}
+    return limits if stage.max_running is None else limits | {"max_running": stage.max_running}
 
 
 async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str, *, force: bool = False) -> Deployment:

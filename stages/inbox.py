@@ -4,7 +4,7 @@ What one process holds are the entries that Redis lists as pending under its con
 given leaves by one of two ways: acknowledged after its outcome was committed, or parked until it is due again.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +25,8 @@ from ..core.event import Envelope
 Delivery = Envelope | str
 """An entry that was delivered: its envelope, or only its id if it is none of ours or was deleted."""
 
+
+_BLOCK_MS = int(BLOCK.total_seconds() * 1000)
 
 PAGE = 100
 """Entries that one script moves at most: it keeps all of Redis waiting, for some 40 µs an entry."""
@@ -49,23 +51,24 @@ class Inbox:
         self._shard = keys.shard_of(pipeline, stage)
         self._keys = keys
         self._reader_id: int | None = None
+        self.others = 0
+        """How many other live consumers there were when we last looked for dead ones."""
 
-    async def read(self, count: int) -> list[Delivery]:
-        """New entries, at most ``count``; waits up to ``BLOCK`` for the first and returns none if none came.
+    async def wait(self) -> None:
+        """Wait up to ``BLOCK`` until there is an entry that nobody has read."""
+        groups: Any = await self._client.xinfo_groups(self._stream)
+        (last,) = [group["last-delivered-id"] for group in groups if group["name"] == self._group] or ["0-0"]
+        await self._call_reader(lambda: self._reader.xread({self._stream: last}, count=1, block=_BLOCK_MS))
+
+    async def read(self, count: int, *, wait: bool = True) -> list[Delivery]:
+        """New entries, at most ``count``; waits up to ``BLOCK`` for the first, or not, and returns none if none came.
 
         After an error the reply may be lost while the entries are ours already: call ``recover``.
         """
-        if self._reader_id is None:
-            self._reader_id = await self._reader.client_id()
-        try:
-            answer = await self._reader.xreadgroup(
-                self._group, self._consumer, {self._stream: ">"},
-                count=count, block=int(BLOCK.total_seconds() * 1000),
-            )  # fmt: skip
-        except BaseException as error:
-            self._reader_id = None
-            await reset_if_demoted(self._reader, error)
-            raise
+        block = _BLOCK_MS if wait else None
+        answer = await self._call_reader(
+            lambda: self._reader.xreadgroup(self._group, self._consumer, {self._stream: ">"}, count=count, block=block)
+        )
         return [_delivery(entry_id, fields) for entry_id, fields in _entries(answer)]
 
     async def heed(self, error: Exception) -> None:
@@ -151,18 +154,29 @@ class Inbox:
         """Close the reader's connection; the other client is the caller's."""
         await self._reader.aclose()
 
+    async def _call_reader(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self._reader_id is None:
+            self._reader_id = await self._reader.client_id()
+        try:
+            return await call()
+        except BaseException as error:
+            self._reader_id = None
+            await reset_if_demoted(self._reader, error)
+            raise
+
     async def _dead(self) -> list[tuple[str, int]]:
         """The consumers that seem to be dead, and how many entries are pending under their names."""
         try:
             consumers: Any = await self._client.xinfo_consumers(self._stream, self._group)
         except ResponseError as error:
-            if is_group_missing(error) or str(error).startswith("no such key"):
+            if is_group_missing(error):
                 return []
             raise
         others = [one for one in consumers if one["name"] not in (self._consumer, RETRY_CONSUMER)]
         if not others:
             return []
         alive = await self._scripts.run("alive", [self._keys.alive(self._shard, one["name"]) for one in others], [])
+        self.others = sum(alive)
         return [(one["name"], one["pending"]) for one, lives in zip(others, alive, strict=True) if not lives]
 
     async def _reclaim(self, owner: str, count: int, held: Collection[str]) -> list[Delivery]:

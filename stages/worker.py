@@ -17,6 +17,7 @@ from .heartbeat import Heartbeat
 from .inbox import Inbox
 from .ledger import Ledger
 from .runner import HandlerThreads
+from .throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Worker:
                     client=self._clients.of(shard),
                     reader=broker.reading_client(settings, shard=shard),
                 ),
+                Throttle(stage, consumer=self.name, keys=keys, client=self._clients.of(shard)),
                 shared,
             )
             for stage, shard in placed

@@ -26,7 +26,7 @@ from postroad.cli.supervisor import Log
 from postroad.core.database import connect_psycopg
 from postroad.intake.app import create_app
 from tests.integration.door import open_port
-from tests.integration.road import Road
+from tests.integration.road import TRAVEL, Road
 
 ROOT = Path(__file__).parents[2]
 
@@ -712,6 +712,58 @@ async def test_a_stage_is_paused_and_resumed(command: Command, road: Road) -> No
     assert not await is_paused()
     assert "no stage" in (await command("pause", "travel.nowhere", code=3)).err
     assert "PIPELINE.STAGE" in (await command("pause", "ride", code=2)).err
+
+
+async def test_limits_of_a_stage_are_set_shown_and_cleared(command: Command, road: Road) -> None:
+    async def limits() -> tuple[Any, ...]:
+        (row,) = [row for row in (await command("stage", "list", "--json")).data if row["stage"] == "ride"]
+        return tuple(row[name] for name in ("rate", "burst", "max_running", "limits_set"))
+
+    assert await limits() == (None, None, None, False)
+    told = await command("stage", "set", "travel.ride", "--rate", "50/s", "--burst", 9, "--max-running", 4)
+    assert told.err == "limits of travel.ride: rate 50/s, burst 9, max_running 4\n"
+    assert await limits() == ("50/s", 9, 4, True)
+    await command("stage", "set", "travel.ride", "--rate", "30/m")
+    assert await limits() == ("30/m", None, 4, True)
+    await command("stage", "set", "travel.ride", "--rate", "off")
+    assert await limits() == (None, None, 4, True)
+    assert "those of its code" in (await command("stage", "set", "travel.ride", "--clear")).err
+    assert await limits() == (None, None, None, False)
+    assert [row["stage"] for row in (await command("stage", "list", "--json")).data] == [*TRAVEL.graph()]
+    assert (await command("stage", "list", "--pipeline", "voyage", "--json")).data == []
+
+
+async def test_limits_in_the_code_are_shown_once_deployed(command: Command, tmp_path: Path) -> None:
+    app = APP.replace("travel", "commuting").replace('after="pack"', 'after="pack", rate="90/m", max_running=3')
+    (tmp_path / "limited_app.py").write_text(app)
+
+    await command("deploy", "limited_app")
+    sys.modules.pop("limited_app")
+
+    pack, ride = (await command("stage", "list", "--pipeline", "commuting", "--json")).data
+    assert (pack["rate"], pack["max_running"]) == (None, None)
+    assert (ride["rate"], ride["burst"], ride["max_running"], ride["limits_set"]) == ("90/m", 1, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["travel.ride"], 2, "--clear"),
+        (["travel.ride", "--clear", "--rate", "5/s"], 2, "--clear"),
+        (["ride", "--rate", "5/s"], 2, "PIPELINE.STAGE"),
+        (["travel.nowhere", "--rate", "5/s"], 3, "no stage travel.nowhere"),
+        (["travel.ride", "--rate", "0/s"], 2, "pause a stage"),
+        (["travel.ride", "--rate", "-1"], 2, "200/s"),
+        (["travel.ride", "--rate", "1e9/s"], 2, "200/s"),
+        (["travel.ride", "--burst", "0"], 2, "--burst"),
+        (["travel.ride", "--max-running", "many"], 2, "--max-running"),
+    ],
+)
+async def test_limits_that_cannot_be_are_refused(
+    command: Command, road: Road, arguments: list[str], code: int, word: str
+) -> None:
+    assert word in (await command("stage", "set", *arguments, code=code)).err
+    assert await road.ask("select from postroad.stage where num_nonnulls(rate, burst, max_running) > 0") == []
 
 
 async def test_pruning_says_what_it_drops_and_needs_a_marker_for_events(command: Command, road: Road) -> None:

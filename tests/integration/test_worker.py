@@ -1023,11 +1023,11 @@ async def test_a_worker_whose_reading_fails_ends_with_that_error_and_without_a_h
     @travel.stage(after="pack")
     async def ride(task: Task) -> None: ...
 
-    async def fail(count: int) -> Any:
+    async def fail(count: int, *, wait: bool = True) -> Any:
         await waiting.wait()
         raise RuntimeError("a fault")
 
-    async def lose_cancellation(count: int) -> Any:
+    async def lose_cancellation(count: int, *, wait: bool = True) -> Any:
         """As asyncio.wait_for does, before Python 3.12, within redis-py."""
         waiting.set()
         with contextlib.suppress(asyncio.CancelledError):
