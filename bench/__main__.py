@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import idle, memory, parked, swf, throughput
+from . import idle, memory, parked, rate, swf, throughput
 from .chaos import run as chaos
 
 
@@ -29,6 +29,8 @@ def main() -> int:
             return idle.run(events=options.events, repeat=options.repeat)
         case "parked":
             return parked.run(entries=options.entries)
+        case "rate":
+            return rate.run(seconds=options.seconds)
         case "swf":
             return swf.run(options.log, limit=options.limit, every=options.every, seed=options.seed)
         case "throughput":
@@ -51,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 
     rest = measurements.add_parser("parked", help="Redis' slowest commands beside many parked entries")
     rest.add_argument("--entries", type=int, default=100_000, help="how many are parked [%(default)s]")
+
+    limit = measurements.add_parser("rate", help="whether a rate holds over four processes, and is used up")
+    limit.add_argument("--seconds", type=float, default=20, help="how long each time [%(default)s]")
 
     idle_run = measurements.add_parser("idle", help="the relay beside a transaction that is never committed")
     idle_run.add_argument("--events", type=int, default=30_000, help="how many are published each time [%(default)s]")

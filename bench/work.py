@@ -1,7 +1,7 @@
 """The standard work: three stages in order, each computing a small dict from an order of about 300 bytes.
 
 Twice: by plain handlers, whose outcomes commit together, and by handlers with a transaction of their own, in which each
-also writes a row. And a stage that only waits.
+also writes a row. And a stage that only waits, and one with a rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,12 @@ RESULT_TABLE = "create table bench_result (task_id uuid not null, stage text not
 
 _RECORD = text("insert into bench_result (task_id, stage, lines) values (:task_id, :stage, :lines)")
 
+RATE, BURST = 500, 50
+
 plain = Pipeline("plain")
 own = Pipeline("own-transaction")
 waiting = Pipeline("waiting")
+limited = Pipeline("limited")
 
 
 def order(number: int) -> dict[str, Any]:
@@ -73,3 +76,8 @@ for _before, _stage in zip((None, *STAGES), STAGES, strict=False):
 async def rest(task: Task) -> None:
     """Wait for a day."""
     raise Snooze(timedelta(days=1))
+
+
+@limited.stage(rate=f"{RATE}/s", burst=BURST)
+async def go(task: Task) -> None:
+    """Do nothing, but not too often."""
