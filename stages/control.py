@@ -5,6 +5,7 @@ in a table cannot.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -49,10 +50,11 @@ class Control:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._sql = Statements(__package__ or "", schema)
         self._consumers = consumers
+        self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Look until cancelled. While Postgres is away everything stays as it was."""
-        while True:
+        """Look until ``stop``. While Postgres is away everything stays as it was."""
+        while not self._stopping.is_set():
             try:
                 await self.look()
             except Exception as error:
@@ -61,7 +63,13 @@ class Control:
                 else:
                     # Nobody would miss this loop, if it ended, before somebody pauses a stage in vain.
                     log.exception("a fault in the worker itself; pauses and cancellations are not heard")
-            await asyncio.sleep(INTERVAL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL):
+                    await self._stopping.wait()
+
+    def stop(self) -> None:
+        """End ``run`` after this look: one that is cancelled may leave its connection to the garbage collector."""
+        self._stopping.set()
 
     async def look(self) -> None:
         """Look once."""

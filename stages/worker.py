@@ -93,6 +93,8 @@ class Worker:
                     group.create_task(consumer.run())
                 group.create_task(self._await_stop())
         finally:
+            self._control.stop()
+            await asyncio.wait([controlling], timeout=1)  # not for ever, should Postgres hang
             for beside in (controlling, tiring):
                 beside.cancel()
             await asyncio.gather(controlling, tiring, return_exceptions=True)
