@@ -190,6 +190,7 @@ class Consumer:
         await self._acknowledging.drain()
         await self._parking.drain()
         await self._hand_back(list(self._held))
+        await self._reporting.drain()
         try:
             await self._inbox.leave()
         except (RedisError, OSError) as error:
@@ -302,11 +303,13 @@ class Consumer:
                     wait = 0.05
                 now = time.monotonic()
                 if now >= max(look_for_dead_at, self._may_reclaim_at) and (share := self._share()) > 0:
-                    dead = await self._reclaim_dead(share)
+                    granted, dead = await self._reclaim_dead(share)
                     if dead:
                         self._healed(len(dead), "dead worker")
                         log.warning("took over %d entries of dead workers of %s", len(dead), self.stage.full_name)
-                    if dead is not None and len(dead) < share:
+                    if granted and len(dead) == granted:
+                        wait = min(wait, 0.01)  # there may be more
+                    elif granted:
                         # A failover may undo what we were told, and that we hear of no error: what we parked is
                         # pending under our name again.
                         ours = await self._inbox.recover(list(self._held), share - len(dead))
@@ -343,11 +346,11 @@ class Consumer:
             return 0.01
         return wait if next_due is None else min(wait, max(next_due.total_seconds(), 0.005))
 
-    async def _reclaim_dead(self, share: int) -> list[Delivery] | None:
-        """Take entries of dead workers, at most ``share``; ``None`` if the stage's limits let none begin now."""
+    async def _reclaim_dead(self, share: int) -> tuple[int, list[Delivery]]:
+        """Take entries of dead workers, at most ``share``; how many the stage's limits let begin now, and they."""
         granted, _, dead = await self._fetch(share, self._inbox.reclaim_dead, is_reclaimed=True)
         self._throttle.processes = 1 + self._inbox.others
-        return dead if granted else None
+        return granted, dead
 
     async def _report(self, group: Sequence[None]) -> list[None]:
         await self._throttle.give_back(0, held=len(self._held))

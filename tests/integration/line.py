@@ -97,6 +97,7 @@ class Line:
             await consumer._ledger.drain()
             await consumer._acknowledging.drain()
             await consumer._parking.drain()
+            await consumer._reporting.drain()
         running = self.workers.pop(worker)
         running.cancel()
         await asyncio.wait([running])

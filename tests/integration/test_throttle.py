@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -225,6 +226,31 @@ async def test_a_limit_is_changed_while_the_stage_works(settings: Settings) -> N
         assert await line.road.ask("select count(*) from postroad.task where status = 'completed'") == [(1,)]
         await line.road.ask("update postroad.stage set rate = 'off'")
         assert await line.are_finished() == {"completed": 20}
+
+
+async def test_what_a_dead_worker_held_is_taken_over_as_fast_as_the_limits_allow(settings: Settings) -> None:
+    travel = Pipeline("travel")
+    gate = asyncio.Event()
+
+    @travel.stage(rate="500/s", burst=1)
+    async def ride(task: Task) -> None:
+        await gate.wait()
+
+    # Of a look every quarter of a lease, with one entry each, it would take an hour.
+    patient = replace(settings, lease=timedelta(minutes=8))
+    async with open_line(patient, travel) as line:
+        dying = line.work()
+        await line.submit(*({} for _ in range(30)))
+
+        async def has_all() -> bool:
+            return len(dying._consumers[0].running) == 30
+
+        await until(has_all)
+        await line.crash(dying)
+        gate.set()
+        heir = line.work()
+        heir._consumers[0]._may_reclaim_at = 0
+        assert await line.are_finished() == {"completed": 30}
 
 
 async def test_an_idle_process_keeps_no_turn_from_another(settings: Settings) -> None:
