@@ -1,9 +1,7 @@
 """Deployments of real processes, and the servers that they may do harm to."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,38 +9,27 @@ import pytest
 from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
-from tests.acceptance.app import EFFECT_TABLE
-from tests.acceptance.deployment import Deployment, tails
-
-LEASE = timedelta(seconds=2)
-"""Short, so that what died is missed soon."""
+from tests.acceptance.deployed import deployed
+from tests.acceptance.deployment import Deployment
 
 
 @pytest.fixture
 def deployment(settings: Settings, tmp_path: Path) -> Iterator[Deployment]:
     """A deployment on the shared servers; nothing runs yet."""
-    yield from _deployed(settings, tmp_path)
+    with deployed(settings, tmp_path) as deployment:
+        yield deployment
 
 
 @pytest.fixture
 def fragile(own_postgres: Postgres, own_valkey: Valkey, tmp_path: Path) -> Iterator[Deployment]:
     """A deployment on servers of its own, which the test may kill; nothing runs yet."""
     upgrade(own_postgres.url)
-    yield from _deployed(Settings(database_url=own_postgres.url, redis_url=own_valkey.url), tmp_path)
+    with deployed(Settings(database_url=own_postgres.url, redis_url=own_valkey.url), tmp_path) as deployment:
+        yield deployment
 
 
 @pytest.fixture
 def forgetful(settings: Settings, own_valkey: Valkey, tmp_path: Path) -> Iterator[Deployment]:
     """A deployment with a Valkey of its own, which the test may wipe; nothing runs yet."""
-    yield from _deployed(replace(settings, redis_url=own_valkey.url), tmp_path)
-
-
-def _deployed(settings: Settings, folder: Path) -> Iterator[Deployment]:
-    settings = replace(settings, app="tests.acceptance.app", lease=LEASE, port=0)
-    deployment = Deployment(settings, folder)
-    deployment.execute(EFFECT_TABLE)
-    try:
+    with deployed(replace(settings, redis_url=own_valkey.url), tmp_path) as deployment:
         yield deployment
-    finally:
-        deployment.close()
-        sys.stderr.write(tails(deployment.processes.values()))

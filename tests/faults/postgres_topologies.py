@@ -9,11 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
@@ -22,28 +19,10 @@ import psycopg
 import pytest
 
 from postroad.core.servers import Postgres, _Account, _free_port, _nobody, watch
-from postroad.core.settings import Settings
-from tests.acceptance.app import EFFECT_TABLE
-from tests.acceptance.deployment import Deployment, tails, wait_until
-
-LEASE = timedelta(seconds=2)
-"""Short, so that what died is missed soon."""
+from tests.acceptance.deployment import wait_until
 
 OPTIONS = {"max_prepared_transactions": "20"}
 """Those of the tests' servers: a replica must not have less."""
-
-
-@contextlib.contextmanager
-def deployed(settings: Settings, folder: Path) -> Iterator[Deployment]:
-    """A deployment with the pipelines of the acceptance tests, on a database with our tables; nothing runs yet."""
-    deployment = Deployment(replace(settings, app="tests.acceptance.app", lease=LEASE, port=0), folder)
-    if deployment.query("select to_regclass('effect')") == [(None,)]:
-        deployment.execute(EFFECT_TABLE)
-    try:
-        yield deployment
-    finally:
-        deployment.close()
-        sys.stderr.write(tails(deployment.processes.values()))
 
 
 @contextlib.contextmanager

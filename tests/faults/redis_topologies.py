@@ -20,6 +20,11 @@ from tests.acceptance.deployment import Deployment, wait_until
 
 MASTER_NAME = "road"
 PASSWORD = "pass/word"
+
+BATCH = 80
+
+SECONDS_TO_HEAL = 60.0
+"""Far more than it takes."""
 """With a character that URLs must encode."""
 
 _FIRST_PORT = 12_000 + os.getpid() % 50 * 160
@@ -300,3 +305,14 @@ def free_port() -> int:
         with socket.socket() as candidate, contextlib.suppress(OSError):
             candidate.bind(("127.0.0.1", port))
             return port
+
+
+def submit(deployment: Deployment, count: int = BATCH) -> int:
+    """Submit tasks that take a while; how many."""
+    return len(deployment.submit("road", *({"length": number, "seconds": 0.2} for number in range(count))))
+
+
+def await_progress(deployment: Deployment, count: int = 1) -> None:
+    """Wait until more tasks are terminal than now."""
+    wanted = deployment.finished() + count
+    wait_until(lambda: deployment.finished() >= wanted, f"{count} more tasks are terminal")

@@ -14,8 +14,7 @@ import pytest
 from postroad.core import servers as servers_module
 from postroad.core.servers import Valkey
 from postroad.core.settings import Settings
-from tests.acceptance.app import EFFECT_TABLE
-from tests.acceptance.conftest import LEASE
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Deployment, wait_until
 
 TASKS = 40
@@ -54,11 +53,8 @@ def clock(tmp_path: Path) -> Clock:
 
 @pytest.fixture
 def deployment(settings: Settings, tmp_path: Path) -> Iterator[Deployment]:
-    settings = replace(settings, app="tests.acceptance.app", lease=LEASE, port=0)
-    deployment = Deployment(settings, tmp_path)
-    deployment.execute(EFFECT_TABLE)
-    yield deployment
-    deployment.close()
+    with deployed(settings, tmp_path) as deployment:
+        yield deployment
 
 
 def travel_while_the_clock_is_set(deployment: Deployment, clock: Clock, tmp_path: Path) -> None:

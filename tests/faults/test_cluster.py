@@ -9,14 +9,21 @@ import pytest
 
 from postroad.core.broker import Keys
 from postroad.core.settings import Settings
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Deployment, wait_until
-from tests.faults.postgres_topologies import deployed
-from tests.faults.redis_topologies import Cluster, Node, check_effects, lagging, tell
+from tests.faults.redis_topologies import (
+    BATCH,
+    SECONDS_TO_HEAL,
+    Cluster,
+    Node,
+    await_progress,
+    check_effects,
+    lagging,
+    submit,
+    tell,
+)
 
 SHARDS = 4
-BATCH = 80
-SECONDS_TO_HEAL = 60.0
-"""Far more than it takes."""
 
 
 @pytest.fixture
@@ -37,17 +44,6 @@ def marker_for(deployment: Deployment, pipeline: str, stage: str) -> str:
     """The marker of the shard that a stage is in."""
     keys = Keys(deployment.settings.prefix, SHARDS)
     return keys.marker(keys.shard_of(pipeline, stage))
-
-
-def submit(deployment: Deployment, count: int = BATCH) -> int:
-    """Submit tasks that take a while; how many."""
-    return len(deployment.submit("road", *({"length": number, "seconds": 0.2} for number in range(count))))
-
-
-def await_progress(deployment: Deployment, count: int = 1) -> None:
-    """Wait until more tasks are terminal than now."""
-    wanted = deployment.finished() + count
-    wait_until(lambda: deployment.finished() >= wanted, f"{count} more tasks are terminal")
 
 
 @pytest.mark.timeout(180)

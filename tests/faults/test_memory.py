@@ -9,8 +9,7 @@ import pytest
 
 from postroad.core.servers import Valkey
 from postroad.core.settings import Settings
-from tests.acceptance.app import EFFECT_TABLE
-from tests.acceptance.conftest import LEASE
+from tests.acceptance.deployed import LEASE, deployed
 from tests.acceptance.deployment import Deployment, wait_until
 
 TASKS = 80
@@ -18,11 +17,8 @@ TASKS = 80
 
 @pytest.fixture
 def deployment(settings: Settings, own_valkey: Valkey, tmp_path: Path) -> Iterator[Deployment]:
-    settings = replace(settings, app="tests.acceptance.app", lease=2 * LEASE, port=0, redis_url=own_valkey.url)
-    deployment = Deployment(settings, tmp_path)
-    deployment.execute(EFFECT_TABLE)
-    yield deployment
-    deployment.close()
+    with deployed(replace(settings, redis_url=own_valkey.url), tmp_path, lease=2 * LEASE) as deployment:
+        yield deployment
 
 
 def test_a_redis_that_is_full_is_drained_and_filled_again_when_there_is_room(deployment: Deployment) -> None:

@@ -7,8 +7,9 @@ from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
 from tests.acceptance.client import Client
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Process, wait_until
-from tests.faults.postgres_topologies import deployed, no_connection_left, user_of
+from tests.faults.postgres_topologies import no_connection_left, user_of
 
 REFUSED = "too many connections for role"
 

@@ -12,16 +12,9 @@ from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
 from tests.acceptance.client import Client
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Deployment, wait_until
-from tests.faults.postgres_topologies import (
-    cut_off,
-    deployed,
-    is_level,
-    make_synchronous,
-    promote,
-    promoted,
-    replica_of,
-)
+from tests.faults.postgres_topologies import cut_off, is_level, make_synchronous, promote, promoted, replica_of
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
 from tests.acceptance.client import Client
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import wait_until
-from tests.faults.postgres_topologies import deployed, fill, on_a_small_disk
+from tests.faults.postgres_topologies import fill, on_a_small_disk
 
 
 @pytest.mark.parametrize("is_log_elsewhere", [True, False], ids=["statements_fail", "the_server_goes_down"])

@@ -6,8 +6,9 @@ from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
 from tests.acceptance.client import Client
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import wait_until
-from tests.faults.postgres_topologies import ask, deployed, pgbouncer
+from tests.faults.postgres_topologies import ask, pgbouncer
 
 
 def test_a_pooler_by_transaction_may_stand_before_all_but_the_relay(

@@ -8,8 +8,9 @@ import pytest
 from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Deployment, wait_until
-from tests.faults.postgres_topologies import another_cluster, ask, deployed, dump, restore
+from tests.faults.postgres_topologies import another_cluster, ask, dump, restore
 
 
 @pytest.fixture

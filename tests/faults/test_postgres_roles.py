@@ -10,8 +10,9 @@ import pytest
 from postroad.core.servers import Postgres, Valkey
 from postroad.core.settings import Settings
 from postroad.migrations import upgrade
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import wait_until
-from tests.faults.postgres_topologies import ask, deployed, user_of
+from tests.faults.postgres_topologies import ask, user_of
 
 SLOW = 1.5
 """Seconds for which a handler leaves its transaction alone."""

@@ -9,13 +9,18 @@ import pytest
 
 from postroad.core.broker import Keys
 from postroad.core.settings import Settings
+from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Deployment, wait_until
-from tests.faults.postgres_topologies import deployed
-from tests.faults.redis_topologies import Node, Watched, check_effects, lagging, tell
-
-BATCH = 80
-SECONDS_TO_HEAL = 60.0
-"""Far more than it takes."""
+from tests.faults.redis_topologies import (
+    SECONDS_TO_HEAL,
+    Node,
+    Watched,
+    await_progress,
+    check_effects,
+    lagging,
+    submit,
+    tell,
+)
 
 
 @pytest.fixture
@@ -30,17 +35,6 @@ def deployment(watched: Watched, settings: Settings, tmp_path: Path) -> Iterator
     """A deployment that knows the sentinels; nothing runs yet."""
     with deployed(replace(settings, redis_url=watched.url), tmp_path) as deployment:
         yield deployment
-
-
-def submit(deployment: Deployment, count: int = BATCH) -> int:
-    """Submit tasks that take a while; how many."""
-    return len(deployment.submit("road", *({"length": number, "seconds": 0.2} for number in range(count))))
-
-
-def await_progress(deployment: Deployment, count: int = 1) -> None:
-    """Wait until more tasks are terminal than now."""
-    wanted = deployment.finished() + count
-    wait_until(lambda: deployment.finished() >= wanted, f"{count} more tasks are terminal")
 
 
 @pytest.mark.timeout(180)

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from postroad import Pipeline, Settings, Task
+from postroad import Pipeline, Reject, Settings, Task
 from postroad.core.database import make_engine, metadata, task_table
 from postroad.core.jsontext import encode
 from postroad.core.outcome import Completed, Outcome
@@ -125,3 +125,12 @@ async def open_road(settings: Settings, *pipelines: Pipeline) -> AsyncIterator[R
         yield made
     finally:
         await engine.dispose()
+
+
+async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:
+    """A task of which these stages are dead letters."""
+    task_id = await road.accept()
+    await road.commit(task_id, "pack")
+    for stage in stages:
+        await road.commit(task_id, stage, Reject(reason))
+    return task_id

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -26,7 +26,7 @@ from postroad.cli.supervisor import Log
 from postroad.core.database import connect_psycopg
 from postroad.intake.app import create_app
 from tests.integration.door import open_port
-from tests.integration.road import TRAVEL, Road
+from tests.integration.road import TRAVEL, Road, die
 
 ROOT = Path(__file__).parents[2]
 
@@ -242,15 +242,6 @@ async def test_tasks_are_listed_the_newest_first(command: Command, road: Road) -
 
 
 # dead
-
-
-async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:
-    """A task of which these stages are dead letters."""
-    task_id = await road.accept()
-    await road.commit(task_id, "pack")
-    for stage in stages:
-        await road.commit(task_id, stage, Reject(reason))
-    return task_id
 
 
 async def test_dead_letters_are_listed_with_what_they_have_in_common(command: Command, road: Road) -> None:

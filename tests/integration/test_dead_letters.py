@@ -8,18 +8,9 @@ import pytest
 
 from postroad import Reject, Retry
 from postroad.intake.dead_letters import Selection, list_dead_letters, requeue
-from tests.integration.road import Road, pipeline
+from tests.integration.road import Road, die, pipeline
 
 RETURN = pipeline("return", pack=(), ride="pack")
-
-
-async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:
-    """A task of which these stages are dead letters."""
-    task_id = await road.accept()
-    await road.commit(task_id, "pack")
-    for stage in stages:
-        await road.commit(task_id, stage, Reject(reason))
-    return task_id
 
 
 async def letters(road: Road, *, after: int = 0, limit: int = 100, **filters: Any) -> list[int]:

@@ -2,14 +2,13 @@
 
 import asyncio
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import httpx2
 import pytest
 
-from postroad import Reject
 from tests.integration.door import Door, pointers, problem
-from tests.integration.road import Road
+from tests.integration.road import Road, die
 
 
 async def post(door: Door, path: str, **members: Any) -> httpx2.Response:
@@ -17,15 +16,6 @@ async def post(door: Door, path: str, **members: Any) -> httpx2.Response:
     return await door.client.post(
         path, json={"from" if name == "from_" else name: members[name] for name in members} or None
     )
-
-
-async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:
-    """A task of which these stages are dead letters."""
-    task_id = await road.accept()
-    await road.commit(task_id, "pack")
-    for stage in stages:
-        await road.commit(task_id, stage, Reject(reason))
-    return task_id
 
 
 async def letters(door: Door, query: str = "") -> list[dict[str, Any]]:
