@@ -89,7 +89,7 @@ class Line:
 
     async def crash(self, worker: Worker) -> None:
         """End ``worker`` as SIGKILL does after its lease: what runs is neither concluded nor handed back."""
-        works = {held.work for consumer in worker._consumers for held in consumer._held.values()}
+        works = {held.work for consumer in worker._consumers for held in consumer._holding.entries.values()}
         for work in works:
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)

@@ -140,7 +140,7 @@ async def test_a_paused_stage_reads_nothing_and_loses_nothing(settings: Settings
         consumer = next(iter(line.workers))._consumers[0]
 
         assert await paused(line.road, "see", True, "count")
-        await until(lambda: _is(consumer._is_paused))
+        await until(lambda: _is(consumer._holding.is_closed))
         before = len(seen)
         await line.submit(*numbers(20))
         await until(lambda: _holds_all(line, 20))
@@ -167,10 +167,10 @@ async def test_a_pause_lets_what_runs_finish_and_hands_the_rest_back(settings: S
         await asyncio.wait_for(begun.wait(), 30)
         consumer = next(iter(line.workers))._consumers[0]
         await paused(line.road, "hold", True, "hold")
-        await until(lambda: _is(consumer._is_paused))
+        await until(lambda: _is(consumer._holding.is_closed))
 
         go.set()
-        await until(lambda: _is(not consumer._held))
+        await until(lambda: _is(not consumer._holding.entries))
         counts = dict(await line.road.ask("select status, count(*) from postroad.task group by 1"))
         assert 1 <= counts["completed"] <= 2
 

@@ -249,7 +249,7 @@ async def test_what_a_dead_worker_held_is_taken_over_as_fast_as_the_limits_allow
         await line.crash(dying)
         gate.set()
         heir = line.work()
-        heir._consumers[0]._may_reclaim_at = 0
+        heir._consumers[0]._fetcher._may_reclaim_at = 0
         assert await line.are_finished() == {"completed": 30}
 
 

@@ -695,7 +695,7 @@ async def test_a_retry_is_not_forgotten_when_redis_is_wiped_while_its_handler_ru
         consumer = worker._consumers[0]
 
         async def stands_for_the_task() -> bool:
-            return lost not in consumer._held and len(consumer._held) == 1
+            return lost not in consumer._holding.entries and len(consumer._holding.entries) == 1
 
         await until(stands_for_the_task)
         gate.set()
@@ -786,7 +786,7 @@ async def test_a_worker_that_wakes_after_another_took_over_changes_nothing(
         gate.set()
 
         async def has_let_go() -> bool:
-            return not frozen._consumers[0]._held
+            return not frozen._consumers[0]._holding.entries
 
         await until(has_let_go)
         assert (await line.road.task(task_id, "version", "updated_at"), await line.road.events(task_id)) == before
@@ -881,7 +881,7 @@ async def test_what_has_not_begun_is_handed_back_while_others_still_run(settings
         consumer = worker._consumers[0]
 
         async def one_waits_for_the_other() -> bool:
-            return len(consumer._held) == 2
+            return len(consumer._holding.entries) == 2
 
         await until(one_waits_for_the_other)
         began = where["running"][-1]
@@ -920,7 +920,7 @@ async def test_a_handler_that_ignores_its_cancellation_keeps_no_worker_from_stop
         worker = line.work()
         await line.submit({})
         await started.wait()
-        (held,) = worker._consumers[0]._held.values()
+        (held,) = worker._consumers[0]._holding.entries.values()
 
         async with asyncio.timeout(20):
             await line.stop(worker)
@@ -952,7 +952,7 @@ async def test_an_entry_that_comes_to_a_paused_stage_waits_until_it_is_resumed(s
         await line.road.ask("update postroad.stage set paused = true")
 
         async def is_paused() -> bool:
-            return consumer._is_paused
+            return consumer._holding.is_closed
 
         await until(is_paused)
         await line.submit({})
@@ -1094,7 +1094,7 @@ async def test_a_task_that_is_delivered_twice_at_once_runs_once(settings: Settin
         consumer = worker._consumers[0]
 
         async def one_is_left() -> bool:
-            return await line.client.xlen(line.stream("ride")) == 1 and len(consumer._held) == 1
+            return await line.client.xlen(line.stream("ride")) == 1 and len(consumer._holding.entries) == 1
 
         await until(one_is_left)
         gate.set()
@@ -1230,7 +1230,7 @@ async def test_what_a_stopped_worker_leaves_is_not_held_against_it(settings: Set
             consumer = worker._consumers[0]
 
             async def is_running(consumer: Any = consumer) -> bool:
-                return any(held.has_begun for held in consumer._held.values())
+                return any(held.has_begun for held in consumer._holding.entries.values())
 
             await until(is_running)
             await line.stop(worker)
