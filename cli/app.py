@@ -10,16 +10,21 @@ from typing import Any
 
 from ..core.errors import AppError, DeclarationError, first_line
 from ..core.pipeline import Pipeline, Stage
+from .pipeline_file import load_pipeline_file
 
 
 def load_app(name: str) -> list[Pipeline]:
-    """The pipelines at ``module``, ``module:attribute``, ``folder/file.py`` or ``folder/file.py:attribute``.
+    """The pipelines at ``module``, ``module:attribute``, ``folder/file.py`` or ``folder/file.py:attribute``; or the one
+    that ``folder/file.toml`` declares.
 
     Without an attribute, all pipelines that are the module's own names. The current folder is on the path. Every
     graph is checked. Raises ``AppError`` and ``DeclarationError``.
     """
     if not name:
         raise AppError("--app (or POSTROAD_APP) is required: where your pipelines are, as module or module:attribute")
+    if name.endswith(".toml"):
+        _look_here()
+        return [load_pipeline_file(Path(name))]
     place, _, attribute = name.partition(":")
     module = _import(place)
     found: Any = module
@@ -59,10 +64,16 @@ def select_stages(pipelines: Iterable[Pipeline], names: Sequence[str]) -> list[S
     return list(selected.values())
 
 
-def _import(place: str) -> ModuleType:
+def _look_here() -> Path:
+    """Put the current folder on the path; which that is."""
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
+    return here
+
+
+def _import(place: str) -> ModuleType:
+    here = _look_here()
     path = Path(place)
     if path.suffix != ".py" and not path.is_dir():
         return _import_module(place)

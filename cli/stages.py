@@ -49,9 +49,10 @@ def stage_command() -> None:
 @click.option("--pipeline", help="Only those of this pipeline.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(pipeline: str | None, as_json: bool, **given: Any) -> None:
-    """List the stages in force, with the limits that hold for them.
+    """List the stages in force, with the limits that hold for them, and the trouble that they have.
 
-    limits_set is true where people have set some of them.
+    limits_set is true where people have set some of them. A stage whose service is away rests until a moment; then one
+    attempt is let through to see.
     """
     settings = read_settings(given)
 
@@ -59,7 +60,18 @@ def list_(pipeline: str | None, as_json: bool, **given: Any) -> None:
         async with connection(settings) as opened:
             return await list_stages(opened, settings.schema, pipeline=pipeline)
 
-    columns = ["pipeline", "stage", "after", "paused", "rate", "burst", "max_running", "limits_set"]
+    columns = [
+        "pipeline",
+        "stage",
+        "after",
+        "paused",
+        "rate",
+        "burst",
+        "max_running",
+        "limits_set",
+        "resting_until",
+        "trouble",
+    ]
     print_rows(asyncio.run(run()), columns, as_json=as_json)
 
 

@@ -48,7 +48,7 @@ SCHEMA = "postroad"
 """The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
 
 
-REVISION = "0002"
+REVISION = "0004"
 """The revision of our tables that this code needs: the newest migration."""
 
 
@@ -83,6 +83,9 @@ stage_table = Table(
     Column("rate", Text),
     Column("burst", Integer),
     Column("max_running", Integer),
+    Column("resting_until", _moment),
+    Column("rests", Integer, nullable=False),
+    Column("trouble", Text),
 )
 task_table = Table(
     "task",
@@ -124,6 +127,8 @@ stage_run_table = Table(
     Column("worker", Text),
     Column("started_at", _moment),
     Column("finished_at", _moment),
+    Column("lease", LargeBinary),
+    Column("answer", JSONB),
 )
 outbox_table = Table(
     "outbox",

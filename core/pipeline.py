@@ -14,7 +14,9 @@ from typing import Any, get_type_hints
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from .command_stage import CommandStage
 from .errors import DeclarationError
+from .http_stage import HttpStage
 from .rate import Rate
 
 Handler = Callable[..., Any]
@@ -36,7 +38,7 @@ class Stage:
 
     pipeline: str
     name: str
-    handler: Handler
+    handler: Handler | HttpStage | CommandStage
     after: tuple[str, ...]
     retries: int
     timeout: timedelta
@@ -53,7 +55,7 @@ class Stage:
     @property
     def is_async(self) -> bool:
         """False if the handler is a plain function, which then runs in a thread."""
-        return inspect.iscoroutinefunction(self.handler)
+        return _is_async(self.handler)
 
 
 class Pipeline:
@@ -107,13 +109,74 @@ class Pipeline:
 
         def declare(handler: Handler) -> Handler:
             stage = name if name is not None else getattr(handler, "__name__", "")
-            self._add(
+            self.add(
                 stage, handler, after=after, retries=retries, timeout=timeout, concurrency=concurrency,
                 rate=rate, burst=burst, max_running=max_running,
             )  # fmt: skip
             return handler
 
         return declare
+
+    def add(
+        self,
+        name: str,
+        handler: Handler | HttpStage | CommandStage,
+        *,
+        after: str | Iterable[str] = (),
+        retries: int = 5,
+        timeout: timedelta | float = 30,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        max_running: int | None = None,
+    ) -> None:
+        """Declare ``handler`` as that of the stage ``name``: an ``HttpStage``, a ``CommandStage`` or a function.
+
+        The rest is as for ``stage``. ``concurrency`` is 100 by default for a service and 4 for a program. Raises
+        ``DeclarationError``.
+        """
+        _checked_name(f"stage of pipeline {self.name!r}", name)
+        full_name = f"{self.name}.{name}"
+        if name in self._stages:
+            raise DeclarationError(f"stage {full_name!r} is declared twice; give one of them another name")
+        predecessors = tuple(after) if isinstance(after, Iterable) and not isinstance(after, str) else (after,)
+        if not all(isinstance(predecessor, str) for predecessor in predecessors):
+            raise DeclarationError(f"stage {full_name!r}: after must be the name of a stage or several, not {after!r}")
+        if len(set(predecessors)) < len(predecessors):
+            raise DeclarationError(f"stage {full_name!r} names a stage twice in after={predecessors!r}")
+        limit = _duration(timeout)
+        if limit is None or limit <= timedelta():
+            raise DeclarationError(
+                f"stage {full_name!r}: timeout must be a timedelta or seconds, more than 0, not {timeout!r}"
+            )
+        if not _is_count(retries, least=0):
+            raise DeclarationError(f"stage {full_name!r}: retries must be 0 or more, not {retries!r}")
+        transaction = _transaction_asked_for(full_name, handler)
+        at_once = concurrency
+        if at_once is None:
+            at_once = _default_concurrency(handler, transaction)
+        if not _is_count(at_once, least=1):
+            raise DeclarationError(f"stage {full_name!r}: concurrency must be 1 or more, not {concurrency!r}")
+        if max_running is not None and not _is_count(max_running, least=1):
+            raise DeclarationError(f"stage {full_name!r}: max_running must be 1 or more, not {max_running!r}")
+        if rate is None and burst is not None:
+            raise DeclarationError(f"stage {full_name!r}: a burst is of a rate, and there is none")
+        try:
+            limit_per_time = None if rate is None else Rate.parse(rate, burst)
+        except DeclarationError as error:
+            raise DeclarationError(f"stage {full_name!r}: {error}") from None
+        self._stages[name] = Stage(
+            pipeline=self.name,
+            name=name,
+            handler=handler,
+            after=predecessors,
+            retries=retries,
+            timeout=limit,
+            concurrency=at_once,
+            transaction=transaction,
+            rate=limit_per_time,
+            max_running=max_running,
+        )
 
     def graph(self) -> Mapping[str, Stage]:
         """The stages by name, each after those that it waits for.
@@ -139,62 +202,6 @@ class Pipeline:
             raise DeclarationError(f"stages of pipeline {self.name!r} wait for each other: {circle}{first}") from error
         return {name: self._stages[name] for name in order}
 
-    def _add(
-        self,
-        name: str,
-        handler: Handler,
-        *,
-        after: str | Iterable[str],
-        retries: int,
-        timeout: timedelta | float,
-        concurrency: int | None,
-        rate: str | None,
-        burst: int | None,
-        max_running: int | None,
-    ) -> None:
-        _checked_name(f"stage of pipeline {self.name!r}", name)
-        full_name = f"{self.name}.{name}"
-        if name in self._stages:
-            raise DeclarationError(f"stage {full_name!r} is declared twice; give one of them another name")
-        predecessors = tuple(after) if isinstance(after, Iterable) and not isinstance(after, str) else (after,)
-        if not all(isinstance(predecessor, str) for predecessor in predecessors):
-            raise DeclarationError(f"stage {full_name!r}: after must be the name of a stage or several, not {after!r}")
-        if len(set(predecessors)) < len(predecessors):
-            raise DeclarationError(f"stage {full_name!r} names a stage twice in after={predecessors!r}")
-        limit = _duration(timeout)
-        if limit is None or limit <= timedelta():
-            raise DeclarationError(
-                f"stage {full_name!r}: timeout must be a timedelta or seconds, more than 0, not {timeout!r}"
-            )
-        if not _is_count(retries, least=0):
-            raise DeclarationError(f"stage {full_name!r}: retries must be 0 or more, not {retries!r}")
-        transaction = _transaction_asked_for(full_name, handler)
-        at_once = concurrency
-        if at_once is None:
-            at_once = 100 if inspect.iscoroutinefunction(handler) and transaction is None else 16
-        if not _is_count(at_once, least=1):
-            raise DeclarationError(f"stage {full_name!r}: concurrency must be 1 or more, not {concurrency!r}")
-        if max_running is not None and not _is_count(max_running, least=1):
-            raise DeclarationError(f"stage {full_name!r}: max_running must be 1 or more, not {max_running!r}")
-        if rate is None and burst is not None:
-            raise DeclarationError(f"stage {full_name!r}: a burst is of a rate, and there is none")
-        try:
-            limit_per_time = None if rate is None else Rate.parse(rate, burst)
-        except DeclarationError as error:
-            raise DeclarationError(f"stage {full_name!r}: {error}") from None
-        self._stages[name] = Stage(
-            pipeline=self.name,
-            name=name,
-            handler=handler,
-            after=predecessors,
-            retries=retries,
-            timeout=limit,
-            concurrency=at_once,
-            transaction=transaction,
-            rate=limit_per_time,
-            max_running=max_running,
-        )
-
 
 def _checked_name(what: str, name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -203,6 +210,16 @@ def _checked_name(what: str, name: str) -> str:
             " beginning with a letter, 63 at most"
         )
     return name
+
+
+def _is_async(handler: Handler | HttpStage | CommandStage) -> bool:
+    return isinstance(handler, HttpStage | CommandStage) or inspect.iscoroutinefunction(handler)
+
+
+def _default_concurrency(handler: Handler | HttpStage | CommandStage, transaction: object | None) -> int:
+    if isinstance(handler, CommandStage):
+        return 4
+    return 100 if _is_async(handler) and transaction is None else 16
 
 
 def _duration(value: timedelta | float) -> timedelta | None:
@@ -216,8 +233,12 @@ def _is_count(value: object, *, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _transaction_asked_for(full_name: str, handler: Handler) -> type[AsyncConnection] | type[AsyncSession] | None:
+def _transaction_asked_for(
+    full_name: str, handler: Handler | HttpStage | CommandStage
+) -> type[AsyncConnection] | type[AsyncSession] | None:
     """What the handler's second parameter is annotated with; raises if its signature is not one that we call."""
+    if isinstance(handler, HttpStage | CommandStage):
+        return None
     if not callable(handler):
         raise DeclarationError(f"stage {full_name!r}: its handler {handler!r} is not a function")
     try:

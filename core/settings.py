@@ -120,6 +120,10 @@ class Settings:
         }
 
 
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""What stands for a variable of the environment in the text of a declaration."""
+
+
 def masked(url: str) -> str:
     """``url`` without its password.
 
@@ -127,6 +131,26 @@ def masked(url: str) -> str:
     """
     url = re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"(?<=[?&])(\w*password)=[^&]*", r"\1=***", url)
+
+
+def inherited() -> dict[str, str]:
+    """The environment of this process, for a program that it runs."""
+    return dict(os.environ)
+
+
+def expanded(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """``text`` with each ``${NAME}`` replaced by the variable of that name. Raises ``SettingsError`` if one is not set.
+
+    ``environ`` is ``os.environ`` unless given.
+    """
+    variables = os.environ if environ is None else environ
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in variables:
+            raise SettingsError(f"the environment variable {match[1]} is not set")
+        return variables[match[1]]
+
+    return VARIABLE.sub(value, text)
 
 
 def duration(text: str) -> timedelta:

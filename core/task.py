@@ -73,6 +73,19 @@ class Task:
         """``<task_id>/<stage>``: the same over all attempts; hand it to every service that you call."""
         return f"{self.task_id}/{self.stage}"
 
+    def document(self) -> dict[str, Any]:
+        """What a service or a program is given, as JSON; which attempt it is does not change it."""
+        return {
+            "task_id": str(self.task_id),
+            "pipeline": self.pipeline,
+            "stage": self.stage,
+            "idempotency_key": self.idempotency_key,
+            "created_at": self.created_at.isoformat(),
+            "labels": dict(self.labels),
+            "payload": self.payload,
+            "results": dict(self.results),
+        }
+
 
 def new_task_id() -> UUID:
     """A fresh UUID of version 7: 48 bits of milliseconds, then random bits (RFC 9562 §5.7).

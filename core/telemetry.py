@@ -25,6 +25,7 @@ TRACER = "postroad"
 ACCEPT = "accept"
 PUBLISH = "publish"
 PROCESS = "process"
+CALL = "POST"
 
 HEALED = "postroad.healed"
 """The counter of what was lost, left or stuck, and was put right."""
@@ -84,6 +85,14 @@ def span(
             current.set_attribute("error.type", type(error).__qualname__)
             current.set_status(Status(StatusCode.ERROR, first_line(error)[:200]))
             raise
+
+
+def current(otherwise: str) -> str:
+    """The ``traceparent`` of the span that we are in; ``otherwise`` if there is none that is recorded."""
+    carrier: dict[str, str] = {}
+    if trace.get_current_span().is_recording():
+        _propagator.inject(carrier)
+    return carrier.get("traceparent", otherwise)
 
 
 def healed(count: int, reason: str, *, pipeline: str | None = None, stage: str | None = None) -> None:

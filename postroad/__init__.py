@@ -8,8 +8,10 @@ Each is imported when it is first asked for: the command must not load a databas
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .core.command_stage import CommandStage
     from .core.errors import PostroadError
     from .core.event import Event, EventType
+    from .core.http_stage import HttpStage
     from .core.outcome import Reject, Retry, Snooze
     from .core.pipeline import Pipeline, Stage
     from .core.settings import Settings
@@ -26,8 +28,10 @@ else:
 
 
 __all__ = [
+    "CommandStage",
     "Event",
     "EventType",
+    "HttpStage",
     "Pipeline",
     "PostroadError",
     "Reject",
@@ -41,8 +45,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CommandStage": ".core.command_stage",
     "Event": ".core.event",
     "EventType": ".core.event",
+    "HttpStage": ".core.http_stage",
     "Pipeline": ".core.pipeline",
     "PostroadError": ".core.errors",
     "Reject": ".core.outcome",

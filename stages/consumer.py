@@ -27,6 +27,7 @@ from ..core.event import Envelope
 from ..core.pipeline import Stage
 from ..core.settings import Settings
 from .attempt import Attempts, persist
+from .breaker import Breaker
 from .fetcher import Fetcher
 from .holding import Held, Holding, entry_id_of
 from .inbox import Delivery, Inbox
@@ -63,7 +64,9 @@ class Shared:
 class Consumer:
     """The consumer of one stage's group in this process. ``run`` until ``stop``."""
 
-    def __init__(self, stage: Stage, inbox: Inbox, throttle: Throttle, shared: Shared) -> None:
+    def __init__(
+        self, stage: Stage, inbox: Inbox, throttle: Throttle, shared: Shared, breaker: Breaker | None = None
+    ) -> None:
         self.stage = stage
         self._inbox = inbox
         self._throttle = throttle
@@ -74,6 +77,10 @@ class Consumer:
         self._connections = shared.connections if stage.transaction else contextlib.nullcontext()
         self._slots = asyncio.Semaphore(stage.concurrency)
         self._holding = Holding(stage.concurrency)
+        self._breaker = breaker
+        if breaker is not None:
+            self._holding.limit = lambda: breaker.limit
+            breaker.on_change = self._holding.notify
         self._running: dict[UUID, str] = {}
         """The tasks that we run, and the entry that stands for each."""
         self._stopping = asyncio.Event()
@@ -112,6 +119,11 @@ class Consumer:
         if limits != self._throttle.limits:
             log.info("limits of %s: %s", self.stage.full_name, limits)
             self._throttle.limits = limits
+
+    def set_rest(self, rest: timedelta | None, trouble: str | None) -> None:
+        """For so long the service behind the stage is to be left alone, ``None``: not at all; and why."""
+        if self._breaker is not None:
+            self._breaker.hear(rest, trouble)
 
     async def set_paused(self, is_paused: bool) -> None:
         """While paused read nothing, and hand back what has not begun; what runs comes to its end."""

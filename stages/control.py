@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import Protocol
 from uuid import UUID
 
@@ -35,6 +36,9 @@ class Controlled(Protocol):
 
     def set_limits(self, limits: Limits) -> None:
         """Begin no more than these allow."""
+
+    def set_rest(self, rest: timedelta | None, trouble: str | None) -> None:
+        """Leave the service behind the stage alone for so long, ``None``: not at all; and why."""
 
     async def set_paused(self, is_paused: bool) -> None:
         """Read nothing more while paused."""
@@ -88,6 +92,7 @@ class Control:
                 consumer.set_limits(
                     Limits.in_force(consumer.stage, rate=row.rate, burst=row.burst, max_running=row.max_running)
                 )
+                consumer.set_rest(row.rest, row.trouble)
                 await consumer.set_paused(row.paused)
             for task_id in cancelled.intersection(consumer.running):
                 consumer.cancel(task_id)

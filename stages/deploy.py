@@ -12,8 +12,10 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..core.command_stage import CommandStage
 from ..core.database import Statements
 from ..core.errors import RefusedError
+from ..core.http_stage import HttpStage, shown
 from ..core.jsontext import encode
 from ..core.pipeline import Pipeline, Stage
 from ..outbox.request import ready_stages
@@ -56,6 +58,7 @@ def definition(pipeline: Pipeline) -> dict[str, Any]:
                 "retries": stage.retries,
                 "timeout_seconds": stage.timeout.total_seconds(),
                 **_limits(stage),
+                **_doer(stage),
             }
             for stage in pipeline.graph().values()
         ]
@@ -66,6 +69,17 @@ def _limits(stage: Stage) -> dict[str, Any]:
     """Those that it has: what is not there must not make a new version of every pipeline."""
     limits = {} if stage.rate is None else {"rate": str(stage.rate), "burst": stage.rate.burst}
     return limits if stage.max_running is None else limits | {"max_running": stage.max_running}
+
+
+def _doer(stage: Stage) -> dict[str, Any]:
+    """Who does its work, if that is no function: as people may see it."""
+    match stage.handler:
+        case HttpStage() as service:
+            return {"url": shown(service.url), "completion": service.completion}
+        case CommandStage() as program:
+            return {"command": program.command[0]}
+        case _:
+            return {}
 
 
 async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str, *, force: bool = False) -> Deployment:

@@ -1,7 +1,7 @@
 """The entries that one stage holds in this process, and how many more it has room for."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..core.event import Envelope
@@ -29,6 +29,8 @@ class Holding:
         self.entries: dict[str, Held] = {}
         """By the id of the entry."""
         self.is_closed = False
+        self.limit: Callable[[], int | None] = lambda: None
+        """How many entries may be held now; ``None``: as many as there are slots. Less while a service is away."""
         self._slots = slots
         self._changed = asyncio.Event()
 
@@ -38,7 +40,10 @@ class Holding:
     @property
     def room(self) -> int:
         """How many more entries there is room for."""
-        return 0 if self.is_closed else self._slots - len(self.entries)
+        if self.is_closed:
+            return 0
+        limit = self.limit()
+        return (self._slots if limit is None else min(limit, self._slots)) - len(self.entries)
 
     @property
     def share(self) -> int:
@@ -47,8 +52,8 @@ class Holding:
         New entries fill every slot as soon as it is free, so what is reclaimed waits for its slot here, among them:
         neither starves.
         """
-        if self.is_closed:
-            return 0
+        if self.is_closed or self.limit() is not None:
+            return max(self.room, 0)
         reclaimed = sum(held.is_reclaimed for held in self.entries.values())
         return max(self.room // 2, (self._slots + 1) // 2 - reclaimed)
 

@@ -12,9 +12,11 @@ from opentelemetry.trace import SpanKind
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from ..core import telemetry
+from ..core.command_stage import CommandStage
+from ..core.http_stage import HttpStage
 from ..core.jsontext import encode
 from ..core.outcome import Completed, Outcome, Reject, Retry, Snooze
-from ..core.pipeline import Stage
+from ..core.pipeline import Handler, Stage
 from ..core.task import Task
 
 RESULT_LIMIT = 1024 * 1024
@@ -111,8 +113,10 @@ async def run_handler(
     except Retry as retry:
         cause = retry.__cause__ or retry.__context__
         return Run(retry, _traceback(cause) if cause else None)
-    except (Snooze, Reject) as outcome:
-        return Run(outcome)
+    except Snooze as snooze:
+        return Run(snooze)
+    except Reject as reject:
+        return Run(reject, _traceback(reject.__cause__) if reject.__cause__ else None)
     except _OutOfTimeError:
         return Run(Retry(f"timed out after {stage.timeout.total_seconds():g} s"))
     except BaseException as error:
@@ -156,7 +160,7 @@ async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: A
     try:
         async with limit:
             if not stage.is_async:
-                return await threads.run(lambda: stage.handler(task))
+                return await threads.run(lambda: _function(stage)(task))
             return await _alone(lambda: _handle(stage, task, connection))
     except TimeoutError as error:
         if limit.expired():
@@ -164,14 +168,20 @@ async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: A
         raise
 
 
+def _function(stage: Stage) -> Handler:
+    if isinstance(stage.handler, HttpStage | CommandStage):
+        raise TypeError(f"{stage.full_name} is not bound: {stage.handler}")
+    return stage.handler
+
+
 async def _handle(stage: Stage, task: Task, connection: AsyncConnection | None) -> Any:
     if connection is None:
-        return await stage.handler(task)
+        return await _function(stage)(task)
     if stage.transaction is AsyncConnection:
-        return await stage.handler(task, connection)
+        return await _function(stage)(task, connection)
     # In a savepoint of its own: whatever the session ends, by closing too, leaves our transaction open.
     async with AsyncSession(connection, expire_on_commit=False, join_transaction_mode="create_savepoint") as session:
-        value = await stage.handler(task, session)
+        value = await _function(stage)(task, session)
         await session.commit()
         return value
 

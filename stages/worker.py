@@ -11,6 +11,7 @@ from ..core.broker import Keys
 from ..core.database import make_engine
 from ..core.pipeline import Stage
 from ..core.settings import Settings
+from .bind import bind
 from .consumer import CLEAN_UP, Consumer, Shared
 from .control import Control
 from .heartbeat import Heartbeat
@@ -48,22 +49,24 @@ class Worker:
             suspects=asyncio.Lock(),
         )
         keys = Keys(settings.prefix, settings.shards)
-        placed = [(stage, keys.shard_of(stage.pipeline, stage.name)) for stage in stages]
+        self._bound = [bind(stage, self._engine, settings.schema) for stage in stages]
+        placed = [(one, keys.shard_of(one.stage.pipeline, one.stage.name)) for one in self._bound]
         self._consumers = [
             Consumer(
-                stage,
+                one.stage,
                 Inbox(
-                    stage.pipeline,
-                    stage.name,
+                    one.stage.pipeline,
+                    one.stage.name,
                     consumer=self.name,
                     keys=keys,
                     client=self._clients.of(shard),
                     reader=broker.reading_client(settings, shard=shard),
                 ),
-                Throttle(stage, consumer=self.name, keys=keys, client=self._clients.of(shard)),
+                Throttle(one.stage, consumer=self.name, keys=keys, client=self._clients.of(shard)),
                 shared,
+                one.breaker,
             )
-            for stage, shard in placed
+            for one, shard in placed
         ]
         self._heartbeat = Heartbeat(settings, {shard: keys.alive(shard, self.name) for _, shard in placed})
         self._control = Control(self._engine, settings.schema, self._consumers)
@@ -101,6 +104,8 @@ class Worker:
             await asyncio.to_thread(self._heartbeat.stop)
             await self._clients.aclose()
             await self._ledger.cancel(within=CLEAN_UP)
+            for one in self._bound:
+                await one.close()
             await self._engine.dispose()
         log.info("stopped", extra={"worker": self.name})
 

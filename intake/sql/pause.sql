@@ -1,7 +1,11 @@
 -- Pause or resume a stage. Parameters: pipeline text, stage text, paused boolean. Its workers hear of it within a second.
+-- One that is resumed rests no longer either: somebody has seen to its service.
 -- Returns was_paused boolean; no row if there is no such stage.
 update postroad.stage
-   set paused = %(paused)s
+   set paused = %(paused)s,
+       trouble = case when %(paused)s then stage.trouble end,
+       resting_until = case when %(paused)s then stage.resting_until end,
+       rests = case when %(paused)s then stage.rests else 0 end
   from (select pipeline, stage, paused as was_paused
           from postroad.stage
          where pipeline = %(pipeline)s and stage = %(stage)s

@@ -86,7 +86,7 @@ async def test_a_deployment_that_is_rolled_back_has_not_been(road: Road) -> None
 async def test_a_changed_limit_is_a_new_version_of_the_same_graph(road: Road) -> None:
     patient = Pipeline("travel")
     for stage in TRAVEL.graph().values():
-        patient.stage(stage.name, after=stage.after, retries=9)(stage.handler)
+        patient.add(stage.name, stage.handler, after=stage.after, retries=9)
     before = await graph(road)
 
     assert await road.deploy(patient) == Deployment("travel", 2, "changed")

@@ -5,8 +5,10 @@ import postroad
 
 def test_the_public_names_are_these_and_no_others() -> None:
     assert postroad.__all__ == [
+        "CommandStage",
         "Event",
         "EventType",
+        "HttpStage",
         "Pipeline",
         "PostroadError",
         "Reject",

@@ -1,0 +1,152 @@
+"""A stage that is a program: each attempt is one run of it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Any
+
+from ..core import telemetry
+from ..core.command_stage import REJECT, SNOOZE, CommandStage
+from ..core.errors import DeclarationError, SettingsError, UnstorableError
+from ..core.jsontext import decode
+from ..core.outcome import Reject, Retry, Snooze
+from ..core.pipeline import Stage
+from ..core.settings import expanded, inherited
+from ..core.task import Task
+from .runner import ERROR_LIMIT, RESULT_LIMIT
+
+NOT_YET = 30.0
+"""Seconds until a program that said "not yet" is run again."""
+
+DRAIN = 1.0
+"""Seconds that what a program printed may take to arrive after it has ended; longer if a child of it prints on."""
+
+CHUNK = 64 * 1024
+
+
+class ProgramError(Exception):
+    """A program that failed; kept with the attempt, with the end of what it said."""
+
+
+class CommandHandler:
+    """Runs the program of ``stage``."""
+
+    def __init__(self, stage: Stage, program: CommandStage) -> None:
+        self._stage = stage
+        self._command = program.command
+        self._directory = None if program.directory is None else Path(program.directory)
+        try:
+            own = {name: expanded(value) for name, value in program.environment.items()}
+        except SettingsError as error:
+            raise DeclarationError(f"stage {stage.full_name!r}: {error}") from None
+        self._environment = inherited() | own
+        if self._directory is not None and not self._directory.is_dir():
+            raise DeclarationError(f"stage {stage.full_name!r}: there is no folder {program.directory}")
+        if not self._is_there(program.command[0]):
+            raise DeclarationError(f"stage {stage.full_name!r}: there is no program {program.command[0]!r} to run")
+
+    async def run(self, task: Task) -> Any:
+        """One attempt: what the program printed. Raises ``Retry``, ``Snooze`` or ``Reject``."""
+        variables = {
+            "TASK_ID": str(task.task_id),
+            "TASK_ATTEMPT": str(task.attempt),
+            "IDEMPOTENCY_KEY": task.idempotency_key,
+            "TRACEPARENT": telemetry.current(task.traceparent),
+        }
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            cwd=self._directory,
+            env=self._environment | variables,
+            start_new_session=True,  # so that its children can be killed with it
+        )
+        try:
+            output, said = await _talk(process, json.dumps(task.document()).encode() + b"\n")
+        finally:
+            _kill(process)
+            await process.wait()
+        return self._outcome(process.returncode or 0, output, said)
+
+    def _outcome(self, code: int, output: bytes, said: bytes) -> Any:
+        text = said.decode("utf-8", "replace").strip()
+        reason = text.splitlines()[-1].strip() if text else ""
+        cause = ProgramError(f"{_end(code)}\n{text[-ERROR_LIMIT:]}")
+        if code == REJECT:
+            raise Reject(reason or _end(code)) from cause
+        if code == SNOOZE:
+            raise Snooze(NOT_YET, reason or _end(code))
+        if code:
+            raise Retry(f"{_end(code)}: {reason}" if reason else _end(code)) from cause
+        if len(output) > RESULT_LIMIT:
+            raise Reject(
+                f"it printed more than {RESULT_LIMIT:,} bytes; store them elsewhere and print where"
+            ) from cause
+        if not output.strip():
+            return None
+        try:
+            return decode(output)
+        except UnstorableError as error:
+            raise Reject(f"it printed no JSON that can be kept: {error}; logs belong to standard error") from cause
+
+    def _is_there(self, name: str) -> bool:
+        if os.sep in name:
+            path = (self._directory or Path()) / name
+            return path.is_file() and os.access(path, os.X_OK)
+        return shutil.which(name, path=self._environment.get("PATH")) is not None
+
+
+async def _talk(process: Process, document: bytes) -> tuple[bytes, bytes]:
+    """Hand the program its task and wait for its end; the beginning of what it printed, the end of what it said."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reading = asyncio.gather(_head(process.stdout), _tail(process.stderr))
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read it
+            process.stdin.write(document)
+            await process.stdin.drain()
+            process.stdin.close()
+        await process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN):
+                return await asyncio.shield(reading)
+        # A child of it is still there, and holds what it printed to.
+        _kill(process)
+        return await reading
+    finally:
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+
+
+async def _head(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while chunk := await stream.read(CHUNK):
+        kept = kept if len(kept) > RESULT_LIMIT else kept + chunk
+    return kept
+
+
+async def _tail(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while chunk := await stream.read(CHUNK):
+        kept = (kept + chunk)[-4 * ERROR_LIMIT :]
+    return kept
+
+
+def _kill(process: Process) -> None:
+    """Kill the program, and what it has started and left in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

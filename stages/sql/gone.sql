@@ -1,0 +1,4 @@
+-- Pause a stage whose service says that it is gone for good. Parameters: pipeline text, stage text, trouble text (why).
+update postroad.stage
+   set paused = true, trouble = %(trouble)s, resting_until = null, rests = 0
+ where pipeline = %(pipeline)s and stage = %(stage)s and not paused
