@@ -64,13 +64,14 @@ async def stack(
         exits.push_async_callback(supervisor.stop, timeout=settings.grace.total_seconds() + 10)
         port = settings.port or _free_port(settings.host)
         environment["POSTROAD_PORT"] = str(port)
+        url = f"http://{settings.host}:{port}"
+        environment.setdefault("POSTROAD_PUBLIC_URL", url)
         program = [sys.executable, "-m", "postroad.cli"]
         stages = select_stages(pipelines, [])
         supervisor.start("intake", [*program, "serve"], environment)
         supervisor.start("relay", [*program, "relay"], environment)
         for stage in stages:
             supervisor.start(stage.full_name, [*program, "stage", stage.full_name], environment)
-        url = f"http://{settings.host}:{port}"
         await _wait_until_ready(url, supervisor)
         yield Stack(replace(settings, port=port), stages, supervisor, url)
 

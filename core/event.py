@@ -22,6 +22,8 @@ class EventType(StrEnum):
     STAGE_COMPLETED = "StageCompleted"
     STAGE_FAILED = "StageFailed"
     STAGE_SNOOZED = "StageSnoozed"
+    STAGE_HANDED = "StageHanded"
+    STAGE_REPORTED = "StageReported"
     STAGE_DEAD = "StageDead"
     STAGE_REQUEUED = "StageRequeued"
     STAGE_DROPPED = "StageDropped"

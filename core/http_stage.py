@@ -82,6 +82,11 @@ class HttpStage:
         if not timedelta(seconds=1) <= self.callback_timeout <= timedelta(days=30):
             raise DeclarationError("callback_timeout must be a second to 30 days")
 
+    @property
+    def hands_over(self) -> timedelta | None:
+        """How long the service has to report, if it does so later."""
+        return self.callback_timeout if self.completion == "callback" else None
+
     def __str__(self) -> str:
         return f"POST {shown(self.url)}"
 

@@ -47,6 +47,18 @@ class Reject(Exception):
 
 Outcome = Completed | Retry | Snooze | Reject
 
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """The work was handed to a service, which will report how it ended, within ``within``.
+
+    ``lease`` is the SHA-256 of the token by which it does. Only postroad itself makes one.
+    """
+
+    lease: bytes
+    within: timedelta
+
+
 LONGEST_DELAY = timedelta(days=365)
 """Further ahead than this a delay is a mistake, not a plan."""
 

@@ -46,6 +46,8 @@ class Stage:
     transaction: type[AsyncConnection] | type[AsyncSession] | None
     rate: Rate | None = None
     max_running: int | None = None
+    hands_over: timedelta | None = None
+    """How long the service has to report how the work ended, if it does so later."""
 
     @property
     def full_name(self) -> str:
@@ -176,6 +178,7 @@ class Pipeline:
             transaction=transaction,
             rate=limit_per_time,
             max_running=max_running,
+            hands_over=handler.hands_over if isinstance(handler, HttpStage) else None,
         )
 
     def graph(self) -> Mapping[str, Stage]:

@@ -53,6 +53,9 @@ class Settings:
     pool: int = field(default=20, metadata={"doc": "most Postgres connections of one process"})
     host: str = field(default="127.0.0.1", metadata={"doc": "address on which the intake listens"})
     port: int = field(default=8080, metadata={"doc": "port on which the intake listens"})
+    public_url: str = field(
+        default="", metadata={"doc": "where services that report later reach the intake, as https://tasks.example.com"}
+    )
     body_limit: int = field(default=1024 * 1024, metadata={"doc": "largest body of POST /v1/tasks, in bytes"})
     batch_limit: int = field(
         default=16 * 1024 * 1024, metadata={"doc": "largest body of POST /v1/tasks:batch, in bytes"}
@@ -82,6 +85,8 @@ class Settings:
         for name, url in (("database_url", self.database_url), ("direct_url", self.direct_url)):
             if url and not re.match(r"postgres(ql|ql\+psycopg)?://", url):
                 raise SettingsError(f"{name}: begins with postgresql://, not {masked(url)!r}")
+        if self.public_url and not re.match(r"https?://[^/?#]", self.public_url):
+            raise SettingsError(f"public_url: begins with https:// or http://, not {masked(self.public_url)!r}")
         if self.redis_url:
             try:
                 RedisUrl.parse(self.redis_url)

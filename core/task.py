@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -67,6 +67,8 @@ class Task:
     labels: Mapping[str, str]
     created_at: datetime
     traceparent: str
+    lease: str | None = field(default=None, repr=False)
+    """The token by which a service reports how the work ended, if it does so later."""
 
     @property
     def idempotency_key(self) -> str:

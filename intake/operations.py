@@ -1,6 +1,7 @@
 """The endpoints by which people, and their tools, step in: cancel, retry, pause, resume, and what is dead."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from . import dead_letters
 from .answers import jsonable
 from .cancel import cancel
 from .dead_letters import LARGEST_ID, Selection
+from .leases import extend, report
 from .lookup import find_task
 from .pause import set_paused
 from .problems import Fault, Problem, invalid, no_task
@@ -22,6 +24,9 @@ from .transaction import transaction
 
 ASKED_AT_ONCE = 10_000
 """Dead letters that one request may resolve, or name."""
+
+MONTH = 30 * 24 * 3600
+"""Seconds for which a service may have work, or ask to be left alone, at most."""
 
 PAGE = 1000
 """Dead letters of one page at most."""
@@ -54,6 +59,10 @@ def _is_number(value: str, most: int) -> bool:
 
 TEXT = Member(_is_text, "a string of 1 to 255 characters")
 FLAG = Member(lambda value: isinstance(value, bool), "true or false")
+SECONDS = Member(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MONTH,
+    f"a number of seconds, more than 0 and at most {MONTH:,}",
+)
 WHO_AND_WHY = {"by": TEXT, "reason": TEXT}
 FILTERS = {"pipeline": TEXT, "stage": TEXT, "fingerprint": TEXT}
 SELECTION = FILTERS | {
@@ -103,6 +112,35 @@ class Operations:
             else:
                 stages = await retry_from(connection, task_id, stage, self._schema, **asked_by)
         return JSONResponse({"task_id": str(task_id), "stages": stages})
+
+    async def complete_lease(self, request: Request) -> Response:
+        """Work that was handed to a service is done. The same again is answered alike."""
+        asked = await read_members(request, {"result": Member(lambda _: True, "any JSON")})
+        return await self._report(request, {"outcome": "completed", "result": asked.get("result")})
+
+    async def fail_lease(self, request: Request) -> Response:
+        """Work that was handed to a service has failed: to be tried again, unless ``retry`` is false."""
+        asked = await read_members(request, {"reason": TEXT, "retry": FLAG, "after": SECONDS})
+        if asked.get("retry", True):
+            told = {"outcome": "failed", "after": asked.get("after")}
+        else:
+            told = {"outcome": "rejected"}
+        return await self._report(request, told | {"reason": asked.get("reason")})
+
+    async def extend_lease(self, request: Request) -> Response:
+        """Work that was handed to a service takes longer: ``seconds`` from now, an hour unless said otherwise."""
+        asked = await read_members(request, {"seconds": SECONDS})
+        within = timedelta(seconds=asked.get("seconds", 3600))
+        async with transaction(self._engine) as connection:
+            name, until = await extend(connection, request.path_params["token"], within, self._schema)
+        return JSONResponse({"stage_run": name, "until": until.isoformat()})
+
+    async def _report(self, request: Request, told: dict[str, Any]) -> Response:
+        told = {name: value for name, value in told.items() if value is not None}
+        async with transaction(self._engine) as connection:
+            name, is_repeat = await report(connection, request.path_params["token"], told, self._schema)
+        headers = {"Idempotent-Replayed": "true"} if is_repeat else {}
+        return JSONResponse({"stage_run": name, "outcome": told["outcome"]}, headers=headers)
 
     async def pause(self, request: Request) -> Response:
         """Let a stage's workers read nothing more."""

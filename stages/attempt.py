@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -14,9 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.backoff import Pause
 from ..core.database import is_transient, lost_connection
 from ..core.errors import first_line
-from ..core.outcome import Completed, Reject, Retry
+from ..core.jsontext import encode
+from ..core.outcome import Completed, Handed, Outcome, Reject, Retry
 from ..core.pipeline import Stage
-from .ledger import Attempt, Ledger, Settled, Work
+from .ledger import Attempt, Kind, Ledger, Settled, Work
 from .runner import HandlerThreads, Run, run_handler
 
 log = logging.getLogger(__name__)
@@ -39,15 +42,44 @@ class Attempts:
     async def run(self, work: Work) -> Settled:
         """Run the handler on ``work`` once, and commit its outcome: alone in its transaction, or with others'."""
         started_at = _now()
+        if work.answer is not None:
+            return await self._conclude(work, reported(work.answer), started_at, is_counted=True)
+        if self._stage.hands_over:
+            return await self._hand_over(work, started_at)
         if self._stage.transaction is None:
             came_to: Run | Settled = await run_handler(self._stage, work.task(self._stage), self._threads)
         else:
             came_to = await self._run_in_transaction(work, started_at)
-        return came_to if isinstance(came_to, Settled) else await self._conclude(work, came_to, started_at)
+        if isinstance(came_to, Settled):
+            return came_to
+        return await self._conclude(work, came_to.outcome, started_at, error=came_to.error)
+
+    async def _hand_over(self, work: Work, started_at: datetime) -> Settled:
+        """Hand the work to a service that reports later. The lease is committed first: the report may come at once."""
+        if work.is_handed and work.attempts > self._stage.retries:
+            reason = f"its service has not reported within {self._stage.hands_over}"
+            return await self._conclude(work, Reject(reason), started_at, is_counted=True)
+        token = secrets.token_urlsafe(24)
+        assert self._stage.hands_over is not None
+        handed = Handed(lease_of(token), self._stage.hands_over)
+        settled = await self._conclude(work, handed, started_at)
+        if settled.verdict is None or settled.verdict.kind is not Kind.WAITING:
+            return settled
+        run = await run_handler(self._stage, work.task(self._stage, lease=token), self._threads)
+        loaded = await persist("loading", lambda: self._ledger.load(self._stage, [work.task_id]))
+        fresh = loaded.get(work.task_id)
+        if fresh is None or not fresh.is_open:
+            return Settled(None)
+        if fresh.answer is not None:
+            # It has reported already; that counts, even if its first answer was lost on the way.
+            return await self._conclude(fresh, reported(fresh.answer), _now(), is_counted=True)
+        if isinstance(run.outcome, Completed):
+            return settled
+        return await self._conclude(fresh, run.outcome, _now(), error=run.error, is_counted=True)
 
     async def reject(self, work: Work, reason: str) -> Settled:
         """Make a dead letter of ``work`` without running it."""
-        return await self._conclude(work, Run(Reject(reason)), _now())
+        return await self._conclude(work, Reject(reason), _now())
 
     async def _run_in_transaction(self, work: Work, started_at: datetime) -> Run | Settled:
         """Run a handler that takes a connection; its success commits with what it wrote, anything else undoes that.
@@ -107,17 +139,40 @@ class Attempts:
             await connection.commit()
         return settled
 
-    async def _conclude(self, work: Work, run: Run, started_at: datetime) -> Settled:
+    async def _conclude(
+        self,
+        work: Work,
+        outcome: Outcome | Handed,
+        started_at: datetime,
+        *,
+        error: str | None = None,
+        is_counted: bool = False,
+    ) -> Settled:
         """Commit an outcome with the others of this moment."""
-        attempt = Attempt(self._stage, work, run.outcome, started_at, run.error)
+        attempt = Attempt(self._stage, work, outcome, started_at, error, is_counted)
         try:
             return await persist("committing", lambda: self._ledger.commit(attempt))
-        except Exception as error:
+        except Exception as refusal:
             # Postgres refused this very outcome, and would refuse it again: say so where a person looks.
             log.exception("an outcome cannot be stored", extra={"task_id": str(work.task_id)})
-            refused = Reject(f"its outcome cannot be stored: {first_line(error)}")
-        attempt = Attempt(self._stage, work, refused, started_at)
+            refused = Reject(f"its outcome cannot be stored: {first_line(refusal)}")
+        attempt = Attempt(self._stage, work, refused, started_at, is_counted=is_counted)
         return await persist("committing", lambda: self._ledger.commit(attempt))
+
+
+def lease_of(token: str) -> bytes:
+    """What Postgres keeps of a token: who can read it there cannot report by it."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def reported(answer: Mapping[str, Any]) -> Outcome:
+    """The outcome that a service has reported; the intake has checked it."""
+    if answer["outcome"] == "completed":
+        return Completed(encode(answer.get("result")))
+    reason = answer.get("reason") or "its service reported a failure"
+    if answer["outcome"] == "rejected":
+        return Reject(reason)
+    return Retry(reason, after=answer.get("after"))
 
 
 async def persist(doing: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -113,8 +113,9 @@ class RefusedAddressError(OSError):
 class HttpHandler:
     """Calls the service of ``stage``, over connections of its own. ``close`` it at the end."""
 
-    def __init__(self, stage: Stage, service: HttpStage, breaker: Breaker) -> None:
+    def __init__(self, stage: Stage, service: HttpStage, breaker: Breaker, *, public_url: str = "") -> None:
         self._stage = stage
+        self._public_url = public_url.rstrip("/")
         self._service = service
         self._breaker = breaker
         try:
@@ -182,6 +183,10 @@ class HttpHandler:
         raise Reject(str(answer)) from cause
 
     def _result(self, answer: Answer) -> Any:
+        if self._service.hands_over is not None:
+            if answer.status != HTTPStatus.ACCEPTED:
+                raise Retry(f"the answer is {answer.status}; a service that reports later answers 202 first")
+            return None
         if answer.is_too_large:
             raise Reject(f"the answer has more than {RESULT_LIMIT:,} bytes; store it elsewhere and answer where it is")
         if not answer.is_json or not answer.body.strip():
@@ -208,6 +213,10 @@ class HttpHandler:
             telemetry.CALL, SpanKind.CLIENT, telemetry.current(task.traceparent), attributes
         ) as traceparent:
             headers = self._headers | request_headers(self._stage, task, body, self._secrets, traceparent)
+            if task.lease:
+                headers |= {"postroad-lease": task.lease, "prefer": "respond-async"}
+                if self._public_url:
+                    headers["postroad-callback"] = f"{self._public_url}/v1/leases/{task.lease}"
             try:
                 return await self._ask(body, headers)
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.backoff import backoff
 from ..core.batching import GroupCommit
 from ..core.database import Statements, is_transient
-from ..core.outcome import Completed, Outcome, Reject, Retry, Snooze
+from ..core.outcome import Completed, Handed, Outcome, Reject, Retry, Snooze
 from ..core.pipeline import Stage
 from ..core.task import Task
 
@@ -50,8 +50,12 @@ class Work:
     """Whose outcome the latest one is, and of the attempt that began when."""
     started_at: datetime | None
     results: dict[str, Any] | None
+    is_handed: bool = False
+    """A service was to report, and its time is not up, or it has reported, or it has not and the time is up."""
+    answer: dict[str, Any] | None = None
+    """What the service reported."""
 
-    def task(self, stage: Stage) -> Task:
+    def task(self, stage: Stage, *, lease: str | None = None) -> Task:
         """What the handler is given."""
         return Task(
             task_id=self.task_id,
@@ -63,6 +67,7 @@ class Work:
             labels=self.labels,
             created_at=self.created_at,
             traceparent=self.traceparent,
+            lease=lease,
         )
 
 
@@ -72,6 +77,7 @@ class Kind(StrEnum):
     DONE = "done"
     FAILED = "failed"
     SNOOZED = "snoozed"
+    WAITING = "waiting"
     DEAD = "dead"
 
 
@@ -85,6 +91,7 @@ class Verdict:
     reason: str | None = None
     error: str | None = None
     delay: timedelta | None = None
+    lease: bytes | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -95,23 +102,29 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of ``stage`` on ``work`` that has come to ``outcome``; ``error`` is a traceback, if there is one."""
+    """One attempt of ``stage`` on ``work`` that has come to ``outcome``; ``error`` is a traceback, if there is one.
+
+    ``is_counted``: it was counted when its work was handed to a service, so ``work`` has it among the attempts.
+    """
 
     stage: Stage
     work: Work
-    outcome: Outcome
+    outcome: Outcome | Handed
     started_at: datetime
     error: str | None = None
+    is_counted: bool = False
 
     def verdict(self) -> Verdict:
         """Decide, purely from what was loaded: done, tried again after a delay, or dead."""
-        tried = self.work.attempts + 1
+        tried = self.work.attempts + (not self.is_counted)
         match self.outcome:
             case Completed(result):
                 return Verdict(Kind.DONE, tried, result=result)
             case Snooze() as snooze:
                 reason = _line(snooze.reason) if snooze.reason else None
-                return Verdict(Kind.SNOOZED, self.work.attempts, reason=reason, delay=snooze.after)
+                return Verdict(Kind.SNOOZED, tried - 1, reason=reason, delay=snooze.after)
+            case Handed(lease, within):
+                return Verdict(Kind.WAITING, tried, delay=within, lease=lease)
             case Reject() as reject:
                 return Verdict(Kind.DEAD, tried, reason=_line(reject.reason), error=self.error)
             case Retry() as retry:
@@ -231,6 +244,7 @@ class Ledger:
             "fingerprint": column(lambda _, verdict: verdict.fingerprint if verdict.kind is Kind.DEAD else None),
             "delay": column(lambda _, verdict: verdict.delay),
             "started_at": column(lambda attempt, _: attempt.started_at),
+            "lease": column(lambda _, verdict: verdict.lease),
             "worker": self._worker,
         }
         rows = await connection.exec_driver_sql(self._sql["commit"], parameters)
@@ -253,6 +267,9 @@ class Ledger:
                 elif (now.worker, now.started_at) == (self._worker, attempt.started_at):
                     # This very outcome was committed before, and we were not told.
                     fresh[place] = Settled(replace(attempt.verdict(), attempts=now.attempts, delay=now.wait))
+                elif now.answer is not None and attempt.work.answer is None:
+                    # The service has reported while we thought that it had failed us: that counts.
+                    fresh[place] = Settled(None)
                 else:
                     fresh[place] = replace(attempt, work=now)
         return fresh

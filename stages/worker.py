@@ -49,7 +49,7 @@ class Worker:
             suspects=asyncio.Lock(),
         )
         keys = Keys(settings.prefix, settings.shards)
-        self._bound = [bind(stage, self._engine, settings.schema) for stage in stages]
+        self._bound = [bind(stage, self._engine, settings) for stage in stages]
         placed = [(one, keys.shard_of(one.stage.pipeline, one.stage.name)) for one in self._bound]
         self._consumers = [
             Consumer(

@@ -16,9 +16,7 @@ alter table postroad.stage_run
     add constraint stage_run_next_retry_at_check
         check ((next_retry_at is null) or (status in ('failed', 'snoozed', 'waiting'))),
     add column lease  bytea,
-    add column answer jsonb,
-    add constraint stage_run_lease_check check ((lease is null) or (status = 'waiting')),
-    add constraint stage_run_answer_check check ((answer is null) or (status = 'waiting'));
+    add column answer jsonb;
 
 create unique index stage_run_lease on postroad.stage_run (lease) where lease is not null;
 
@@ -26,4 +24,4 @@ comment on column postroad.stage_run.lease is
     'SHA-256 of the token with which a service reports how the work ended that it has begun.';
 
 comment on column postroad.stage_run.answer is
-    'What the service reported, until a worker has committed it.';
+    'What the service reported: while the status is waiting for a worker to commit it, else to know it when it is repeated.';

@@ -1,7 +1,8 @@
 -- Commit what attempts have come to: stage runs, tasks, dead letters, events, all or nothing.
 -- Parameters, arrays of one length, one outcome a task: task_id uuid[], version int[] (as loaded), stage text[],
--- kind text[] (done, failed, snoozed, dead), attempts int[] (with this one), result text[] (JSON), reason text[],
--- error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[]; and worker text.
+-- kind text[] (done, failed, snoozed, waiting, dead), attempts int[] (with this one), result text[] (JSON), reason
+-- text[], error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[], lease bytea[]
+-- (of the waiting, else null: then the one there was stays, to know a report that is repeated); and worker text.
 --
 -- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled, in stages that
 -- are still in force; returns their task_id. For the others somebody was first: load again, decide again.
@@ -15,8 +16,8 @@ with outcome as materialized (
     select *
       from unnest(%(task_id)s::uuid[], %(version)s::int[], %(stage)s::text[], %(kind)s::text[], %(attempts)s::int[],
                   %(result)s::text[], %(reason)s::text[], %(error)s::text[], %(fingerprint)s::text[],
-                  %(delay)s::interval[], %(started_at)s::timestamptz[])
-           as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at)
+                  %(delay)s::interval[], %(started_at)s::timestamptz[], %(lease)s::bytea[])
+           as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at, lease)
      order by task_id
 ),
 held as materialized (
@@ -36,6 +37,10 @@ held as materialized (
 ),
 decided as materialized (
     select held.*,
+           kind = 'waiting' and exists (
+               select from postroad.stage_run as before
+                where before.task_id = held.task_id and before.stage = held.stage and before.status = 'waiting'
+               ) as is_handed_anew,
            case when kind = 'done' then stages_done || stage else stages_done end as stages_done_now,
            case
                when kind = 'dead' or status = 'failed' then 'failed'
@@ -53,10 +58,11 @@ task_written as (
            stage_status = case kind
                               when 'done' then decided.stage || '_done'
                               when 'snoozed' then task.stage_status
+                              when 'waiting' then 'waiting_at_stage:' || decided.stage
                               else 'failed_at_stage:' || decided.stage
                           end,
            stages_done = decided.stages_done_now,
-           retry_count = task.retry_count + (kind = 'failed')::int,
+           retry_count = task.retry_count + (kind = 'failed' or is_handed_anew)::int,
            version = task.version + 1,
            updated_at = now(),
            finished_at = case when decided.status_now in ('completed', 'failed')
@@ -66,14 +72,15 @@ task_written as (
 ),
 run_written as (
     insert into postroad.stage_run as run
-           (task_id, stage, status, attempts, result, error, next_retry_at, worker, started_at, finished_at)
+           (task_id, stage, status, attempts, result, error, next_retry_at, worker, started_at, finished_at, lease)
     select task_id, stage, kind, attempts, result::jsonb, coalesce(error, reason), now() + delay, %(worker)s,
-           started_at, case when kind in ('done', 'dead') then now() end
+           started_at, case when kind in ('done', 'dead') then now() end, lease
       from decided
         on conflict (task_id, stage) do update
        set status = excluded.status, attempts = excluded.attempts, result = excluded.result, error = excluded.error,
            next_retry_at = excluded.next_retry_at, worker = excluded.worker, started_at = excluded.started_at,
-           finished_at = excluded.finished_at
+           finished_at = excluded.finished_at, lease = coalesce(excluded.lease, run.lease),
+           answer = case when excluded.lease is null then run.answer - 'result' end
      where run.status <> 'done'
 ),
 dead_letter_written as (
@@ -86,7 +93,7 @@ event_written as (
     insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
     select task_id, pipeline,
            case kind when 'done' then 'StageCompleted' when 'failed' then 'StageFailed'
-                     when 'snoozed' then 'StageSnoozed' else 'StageDead' end,
+                     when 'snoozed' then 'StageSnoozed' when 'waiting' then 'StageHanded' else 'StageDead' end,
            stage,
            case kind
                when 'done' then jsonb_build_object('attempt', attempts, 'worker', %(worker)s::text)

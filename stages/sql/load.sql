@@ -3,7 +3,8 @@
 -- planner cannot turn into a join of whole tables. No row for a task that is gone or a stage that is not deployed.
 -- Returns for each: task_id, version, payload, labels, created_at, traceparent; is_open (there is something to do),
 -- is_ready (all stages before are done); of the latest outcome: attempts, wait (until a retry is due, interval), worker,
--- started_at; and results (of the stages that are done, by stage).
+-- started_at; and results (of the stages that are done, by stage). is_handed: a service is to report, or has reported
+-- answer.
 select task.task_id,
        task.version,
        task.payload,
@@ -22,7 +23,9 @@ select task.task_id,
            (select jsonb_object_agg(done.stage, done.result)
               from postroad.stage_run as done
              where done.task_id = task.task_id and done.status = 'done')
-       end as results
+       end as results,
+       coalesce(run.status = 'waiting', false) as is_handed,
+       case when run.status = 'waiting' then run.answer end as answer
   from unnest(%(task_id)s::uuid[]) as wanted (task_id)
  cross join postroad.stage
  cross join lateral (

@@ -95,6 +95,7 @@ def test_a_child_process_reads_the_same_settings() -> None:
         host="::",
         port=0,
         retention=timedelta(days=7),
+        public_url="https://tasks.example.com",
         body_limit=1024,
         batch_limit=1 << 30,
     )
