@@ -34,7 +34,8 @@ def test_every_setting_is_listed_with_its_variable() -> None:
 
     for setting in fields(Settings):
         assert f"`{setting.name}`" in listed
-        variable = f"{setting.name.upper()}" if setting.name.endswith("_url") else f"POSTROAD_{setting.name.upper()}"
+        own_names = ("database_url", "direct_url", "redis_url")
+        variable = setting.name.upper() if setting.name in own_names else f"POSTROAD_{setting.name.upper()}"
         assert f"`{variable}`" in listed
 
 
