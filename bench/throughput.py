@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from postroad.core.database import Statements, make_engine
+from postroad.core.database import make_engine
 from postroad.core.settings import Settings
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
-from postroad.intake import submit as intake
+from postroad.outbox.submit import Submission
+from postroad.outbox.submit import accept as accept_group
 from tests.acceptance.deployment import Deployment, wait_until
 
 from . import ceiling
@@ -132,15 +133,13 @@ def _measure(servers: Bed, deployment: Deployment, pipeline: str, processes: lis
 async def accept(settings: Settings, pipeline: str, first: int, tasks: int) -> None:
     """Accept ``tasks`` orders from number ``first`` on, 1,000 a commit."""
     engine = make_engine(settings, application="postroad bench", pool=3)
-    sql = Statements("postroad.intake", settings.schema)
     for start in range(first, first + tasks, 1000):
         numbers = range(start, min(start + 1000, first + tasks))
         group = [
-            intake.Submission(new_task_id(), pipeline, json.dumps(order(number)), "{}", continued(None))
-            for number in numbers
+            Submission(new_task_id(), pipeline, json.dumps(order(number)), "{}", continued(None)) for number in numbers
         ]
         async with engine.begin() as connection:
-            await intake.accept(connection, group, sql)
+            await accept_group(connection, group, settings.schema)
     await engine.dispose()
 
 

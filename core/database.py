@@ -104,6 +104,8 @@ task_table = Table(
     Column("created_at", _moment, nullable=False),
     Column("updated_at", _moment, nullable=False),
     Column("finished_at", _moment),
+    Column("not_before", _moment),
+    Column("deadline", _moment),
 )
 intake_key_table = Table(
     "intake_key",
@@ -167,6 +169,21 @@ dead_letter_table = Table(
     Column("resolved_at", _moment),
     Column("resolution", Text),
     Column("resolved_by", Text),
+)
+schedule_table = Table(
+    "schedule",
+    metadata,
+    Column("schedule", Text, primary_key=True),
+    Column("pipeline", Text, nullable=False),
+    Column("cron", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("labels", JSONB, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("next_at", _moment, nullable=False),
+    Column("last_at", _moment),
+    Column("last_task", Uuid),
+    Column("created_at", _moment, nullable=False),
 )
 
 

@@ -45,6 +45,13 @@ def continued(traceparent: str | None) -> str:
     return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-00"
 
 
+def current_traceparent() -> str | None:
+    """The ``traceparent`` of the span that the caller is in; ``None`` if it is in none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    return carrier.get("traceparent")
+
+
 def trace_id(traceparent: str) -> str:
     """The 32 hexadecimal digits of the trace in a valid ``traceparent``."""
     return traceparent[3:35]

@@ -22,12 +22,13 @@ from ..core.database import make_engine
 from ..core.errors import SettingsError, first_line
 from ..core.settings import Settings
 from ..outbox.audit import journey
+from ..outbox.submit import Accepted, Answer, Invalid, KeyTaken, Refusal, Submission, TaskTaken, UnknownPipeline
 from .answers import jsonable, ndjson
 from .lookup import find_task
 from .operations import Operations
 from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
 from .requests import idempotency_key, path_id, read_body, submission, submissions
-from .submit import Accepted, Answer, KeyTaken, Submission, Submitter, TaskTaken, UnknownPipeline
+from .submit import KeyHeld, Submitter
 from .transaction import as_problem, transaction
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class Door:
     def _read_lines(self, body: bytes, traceparent: str | None) -> list[tuple[int, Submission | Problem]]:
         return list(submissions(body, limit=self._settings.body_limit, traceparent=traceparent))
 
-    async def _accept(self, asked: Submission) -> Answer:
+    async def _accept(self, asked: Submission) -> Answer | KeyHeld:
         attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}
         try:
             with telemetry.span(telemetry.ACCEPT, SpanKind.SERVER, asked.traceparent, attributes) as traceparent:
@@ -213,7 +214,7 @@ def _accepted(answer: Accepted) -> dict[str, Any]:
     }
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _told(answer: Answer | KeyHeld) -> dict[str, Any]:
     """The answer to a line of a batch."""
     if not isinstance(answer, Accepted):
         return _refusal(answer).body()
@@ -221,7 +222,7 @@ def _told(answer: Answer) -> dict[str, Any]:
     return _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)} | replayed
 
 
-def _refusal(answer: UnknownPipeline | KeyTaken | TaskTaken) -> Problem:
+def _refusal(answer: Refusal | KeyHeld) -> Problem:
     match answer:
         case UnknownPipeline(pipeline):
             return invalid(Fault(f"there is no pipeline {pipeline[:63]!r}; postroad deploy makes one", "/pipeline"))
@@ -234,6 +235,15 @@ def _refusal(answer: UnknownPipeline | KeyTaken | TaskTaken) -> Problem:
             )
         case TaskTaken(task_id):
             return Problem(HTTPStatus.CONFLICT, "task-exists", f"there is another task {task_id}")
+        case KeyHeld(key):
+            return Problem(
+                HTTPStatus.CONFLICT,
+                "key-in-flight",
+                f"a task is being submitted under the key {key!r} by a transaction that has not ended; try again",
+                headers={"Retry-After": "2"},
+            )
+        case Invalid(member, detail):
+            return invalid(Fault(detail, f"/{member}"))
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:

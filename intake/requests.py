@@ -13,8 +13,8 @@ from ..core.errors import UnstorableError
 from ..core.jsontext import decode, encode
 from ..core.task import new_task_id
 from ..core.telemetry import continued
+from ..outbox.submit import Submission
 from .problems import Fault, Problem, invalid, malformed
-from .submit import Submission
 
 BATCH_LINES = 10_000
 """Lines of one batch, empty ones among them: a body of nothing but newlines must cost no more than one of tasks."""
@@ -71,8 +71,7 @@ def idempotency_key(request: Request) -> str | None:
 def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_key: bool = False) -> Submission:
     """What ``body`` asks for. Raises a ``Problem`` with 400 or 422 that names every fault.
 
-    ``key`` is that of the header; with ``allow_key`` the body may bring its own as ``idempotency_key``. A task id of
-    the client's stands for the key if there is none: the same request again is then a replay, not a conflict.
+    ``key`` is that of the header; with ``allow_key`` the body may bring its own as ``idempotency_key``.
     """
     document = _document(body)
     if not isinstance(document, dict):
@@ -101,7 +100,7 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
         payload=encode(document["payload"]),
         labels=encode(labels),
         traceparent=continued(traceparent),
-        key=key or (str(task_id) if task_id else None),
+        key=key,
     )
 
 

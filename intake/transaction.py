@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
-from psycopg.errors import UndefinedTable
+from psycopg.errors import InvalidSchemaName, UndefinedFunction, UndefinedTable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -28,7 +28,9 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 def as_problem(error: Exception) -> Exception:
     """``error`` as the problem that a client can act upon; a fault of ours stays what it is."""
-    is_unmigrated = isinstance(error, DBAPIError) and isinstance(error.orig, UndefinedTable)
+    is_unmigrated = isinstance(error, DBAPIError) and isinstance(
+        error.orig, InvalidSchemaName | UndefinedFunction | UndefinedTable
+    )
     if isinstance(error, NotFoundError):
         return Problem(HTTPStatus.NOT_FOUND, "not-found", str(error))
     if isinstance(error, RefusedError):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .core.settings import Settings
     from .core.task import Status, Task
     from .outbox.append import append
+    from .outbox.submit import submit, submit_many
 else:
     import importlib
 
@@ -42,6 +43,8 @@ __all__ = [
     "Status",
     "Task",
     "append",
+    "submit",
+    "submit_many",
 ]
 
 _HOMES = {
@@ -59,4 +62,6 @@ _HOMES = {
     "Status": ".core.task",
     "Task": ".core.task",
     "append": ".outbox.append",
+    "submit": ".outbox.submit",
+    "submit_many": ".outbox.submit",
 }

@@ -7,7 +7,7 @@ from alembic import op
 from postroad.migrations.statements import statements
 
 revision = "0004"
-down_revision = "0002"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 

@@ -16,7 +16,8 @@ from postroad.core.broker import RETRY_CONSUMER, Keys, group_name
 from postroad.core.jsontext import encode
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
-from postroad.intake.submit import Accepted, Submission, Submitter
+from postroad.intake.submit import Submitter
+from postroad.outbox.submit import Accepted, Submission
 from postroad.relay.relay import Relay
 from postroad.stages.worker import Worker
 from tests.integration.road import Road, open_road

@@ -17,8 +17,9 @@ from postroad.core.jsontext import encode
 from postroad.core.outcome import Completed, Outcome
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
-from postroad.intake.submit import Accepted, Submission, Submitter
+from postroad.intake.submit import Submitter
 from postroad.outbox.audit import audit, journey
+from postroad.outbox.submit import Accepted, Submission
 from postroad.stages.deploy import Deployment, deploy
 from postroad.stages.ledger import Attempt, Ledger, Settled
 

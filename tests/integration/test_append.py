@@ -103,6 +103,17 @@ async def test_an_async_session_appends_after_what_it_has_to_flush(async_engine:
     assert numbers(database) == [1]
 
 
+async def test_connections_of_psycopg_append_in_their_transactions(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        append(connection, event(1))
+        assert outbox(database) == []
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        await append(connection, event(2))
+        assert numbers(database) == [1]
+
+    assert numbers(database) == [1, 2]
+
+
 def test_everything_of_an_event_is_kept(engine: Engine, database: str) -> None:
     data = {"text": "é😀\\u0000'\"%s %(x)s", "list": [1, 2.5, None, True], "deep": {"a/b~": {}}, "large": 2**80}
     with engine.begin() as connection:
@@ -242,7 +253,7 @@ async def test_bad_data_are_refused_in_the_call_when_asynchronous(async_engine: 
 
 @pytest.mark.parametrize("connection", [None, "postgresql://", object()])
 def test_what_is_no_connection_is_told_so(connection: Any) -> None:
-    with pytest.raises(TypeError, match="takes a SQLAlchemy connection or session, not"):
+    with pytest.raises(TypeError, match="a connection or session of SQLAlchemy or psycopg is needed, not"):
         append(connection, event(1))
 
 

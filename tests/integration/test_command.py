@@ -179,6 +179,20 @@ async def test_deploy_refuses_to_strand_tasks_unless_forced(command: Command, ro
 # audit
 
 
+async def test_a_role_may_submit_once_it_was_granted(command: Command, road: Road) -> None:
+    role = f"clerk {uuid4().hex[:8]}"
+    assert f"no role '{role}'" in (await command("grant", "submit", role, code=3)).err
+    await road.ask(f'create role "{role}"')
+    may = "select has_function_privilege(:role, f.oid, 'execute') from pg_proc as f where proname = 'submit'"
+    try:
+        assert await road.ask(may, role=role) == [(False,)]
+        assert f"{role} may call submit" in (await command("grant", "submit", role)).err
+        assert await road.ask(may, role=role) == [(True,)]
+    finally:
+        await road.ask(f'drop owned by "{role}"')
+        await road.ask(f'drop role "{role}"')
+
+
 async def test_audit_ends_with_5_and_counts_what_does_not_hold(command: Command, road: Road) -> None:
     task_id = await road.accept()
     clean = await command("audit")

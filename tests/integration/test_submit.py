@@ -9,10 +9,11 @@ from uuid import UUID
 from sqlalchemy import event, text
 
 from postroad import Settings
-from postroad.core.database import Statements, make_engine
+from postroad.core.database import make_engine
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
-from postroad.intake.submit import Accepted, Answer, KeyTaken, Submission, Submitter, TaskTaken, accept
+from postroad.intake.submit import KeyHeld, Submitter
+from postroad.outbox.submit import Accepted, Answer, KeyTaken, Submission, TaskTaken, accept
 from tests.integration.road import Road
 
 TRACE = continued(None)
@@ -35,7 +36,7 @@ async def test_processes_that_are_given_the_same_tasks_in_any_order_do_not_deadl
     submitters = [Submitter(engine, "postroad") for engine in engines]
     chance = random.Random(5)
 
-    async def submit(submitter: Submitter, tasks: list[UUID], keys: dict[UUID, str | None]) -> list[Answer]:
+    async def submit(submitter: Submitter, tasks: list[UUID], keys: dict[UUID, str | None]) -> list[Answer | KeyHeld]:
         order = chance.sample(tasks, len(tasks))
         return await asyncio.gather(*(submitter.submit(submission(one, key=keys[one])) for one in order))
 
@@ -75,11 +76,9 @@ async def test_plans_made_when_the_tables_were_empty_hold_when_they_are_large(ro
         )
         return int(count)
 
-    sql = Statements("postroad.intake", "postroad")
-
     async def submit(*group: Submission) -> list[Answer]:
         async with engine.begin() as connection:
-            return await accept(connection, group, sql)
+            return await accept(connection, group, "postroad")
 
     try:
         for _ in range(10):

@@ -19,6 +19,8 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "Status",
         "Task",
         "append",
+        "submit",
+        "submit_many",
     ]
 
 
