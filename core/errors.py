@@ -16,6 +16,7 @@ class PostroadError(Exception):
         ├── EmbeddedServersMissing     the embedded servers are not installed: install them, or name others
         ├── ServerStartError           an embedded server did not start; the message ends with its log
         ├── StackError                 a process of postroad up did not come up; its last lines say why
+        ├── ViolationError             at the end of a test's road an invariant does not hold
         ├── NotFoundError              no such task, stage or dead letter
         └── RefusedError               the thing asked for does not fit the state that things are in
 

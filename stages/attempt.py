@@ -19,6 +19,7 @@ from ..core.errors import first_line
 from ..core.jsontext import encode
 from ..core.outcome import Completed, Handed, Outcome, Reject, Retry
 from ..core.pipeline import Stage
+from ..core.task import Task
 from .ledger import Attempt, Kind, Ledger, Settled, Work
 from .runner import HandlerThreads, Run, run_handler
 
@@ -103,15 +104,9 @@ class Attempts:
         self, connection: AsyncConnection, work: Work, started_at: datetime
     ) -> tuple[Run | Settled, bool]:
         """Run the handler over ``connection``; what it came to, and whether the server was lost on the way."""
-        commits: list[object] = []
-        event.listen(connection.sync_connection, "commit", commits.append)
         try:
             await connection.begin()
-            run = await run_handler(self._stage, work.task(self._stage), self._threads, connection)
-            if commits:
-                # No retry: it would commit its writes once more.
-                reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
-                return Run(Reject(reason), run.error), False
+            run = await run_over(connection, self._stage, work.task(self._stage), self._threads)
             if isinstance(run.outcome, Completed):
                 return await self._commit_within(connection, Attempt(self._stage, work, run.outcome, started_at)), False
             return run, connection.invalidated and _tells_of_loss(run.outcome)
@@ -173,6 +168,27 @@ def reported(answer: Mapping[str, Any]) -> Outcome:
     if answer["outcome"] == "rejected":
         return Reject(reason)
     return Retry(reason, after=answer.get("after"))
+
+
+async def run_over(connection: AsyncConnection, stage: Stage, task: Task, threads: HandlerThreads) -> Run:
+    """Run a handler that takes a connection over the open transaction of ``connection``, which stays open.
+
+    A handler that ended it itself is rejected: another attempt would commit its writes once more.
+    """
+    commits: list[object] = []
+
+    def note(committed: object) -> None:
+        commits.append(committed)
+
+    event.listen(connection.sync_connection, "commit", note)
+    try:
+        run = await run_handler(stage, task, threads, connection)
+    finally:
+        event.remove(connection.sync_connection, "commit", note)
+    if commits:
+        reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
+        return Run(Reject(reason), run.error)
+    return run
 
 
 async def persist(doing: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
