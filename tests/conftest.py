@@ -17,21 +17,16 @@ import fcntl
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, LiteralString
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
 
-import psycopg
-import psycopg.sql
 import pytest
-import redis
 
 from postroad.core.servers import Postgres, Servers, Valkey
 from postroad.core.settings import Settings
-from postroad.migrations import upgrade
+from postroad.testing.places import fresh_database, fresh_prefix, template
 
 FOLDERS = ("unit", "integration", "acceptance", "faults")
 NEED_SERVERS = {"servers", "database", "prefix", "settings", "own_postgres", "own_valkey"}
@@ -118,30 +113,22 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 @pytest.fixture(scope="session")
 def _template(servers: Servers) -> Iterator[str]:
     """The name of a database with all migrations, to copy from."""
-    name = f"postroad_template_{uuid.uuid4().hex[:12]}"
-    _administer(servers, "create database {}", name)
-    upgrade(_database_url(servers, name))
-    yield name
-    _administer(servers, "drop database {} with (force)", name)
+    with template(servers) as name:
+        yield name
 
 
 @pytest.fixture
 def database(servers: Servers, _template: str) -> Iterator[str]:
     """The URL of a fresh, migrated database."""
-    name = f"postroad_test_{uuid.uuid4().hex[:12]}"
-    _administer(servers, "create database {} template {}", name, _template)
-    yield _database_url(servers, name)
-    _administer(servers, "drop database {} with (force)", name)
+    with fresh_database(servers, _template) as url:
+        yield url
 
 
 @pytest.fixture
 def prefix(servers: Servers) -> Iterator[str]:
     """A prefix for the keys of this test; whatever begins with it is deleted afterwards."""
-    prefix = f"test-{uuid.uuid4().hex[:12]}"
-    yield prefix
-    with redis.Redis.from_url(servers.redis_url) as client:
-        for key in client.scan_iter(match=f"{prefix}*", count=1000):
-            client.unlink(key)
+    with fresh_prefix(servers) as made:
+        yield made
 
 
 @pytest.fixture
@@ -218,14 +205,3 @@ def _check_engine() -> None:
             f"--servers=testcontainers: no Docker engine answers ({error}). "
             "Start one, set DOCKER_HOST, or run make test-containers"
         ) from error
-
-
-def _administer(servers: Servers, statement: LiteralString, *names: str) -> None:
-    identifiers = map(psycopg.sql.Identifier, names)
-    with psycopg.connect(_database_url(servers), autocommit=True) as connection:
-        connection.execute(psycopg.sql.SQL(statement).format(*identifiers))
-
-
-def _database_url(servers: Servers, name: str | None = None) -> str:
-    parts = urlsplit(servers.database_url)
-    return urlunsplit(parts._replace(scheme="postgresql", path=parts.path if name is None else f"/{name}"))

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -18,16 +17,9 @@ from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
 from postroad.intake.submit import Submitter
 from postroad.outbox.submit import Accepted, Submission
-from postroad.relay.relay import Relay
 from postroad.stages.worker import Worker
+from postroad.testing.traffic import Traffic, until
 from tests.integration.road import Road, open_road
-
-
-async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 60) -> None:
-    """Wait for ``condition``; ``TimeoutError`` if it does not come true."""
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - what a server says, it says when it is asked
-            await asyncio.sleep(0.02)
 
 
 class StageRun(NamedTuple):
@@ -41,31 +33,22 @@ class StageRun(NamedTuple):
     worker: str
 
 
-class Line:
+class Line(Traffic):
     """``pipeline`` in traffic, on ``road``."""
 
     def __init__(self, road: Road, pipeline: Pipeline) -> None:
+        super().__init__(road.settings)
         self.road = road
-        self.settings = road.settings
         self.pipeline = pipeline
         self.client: Redis = broker.command_client(self.settings)
         self.keys = Keys(self.settings.prefix)
-        self.workers: dict[Worker, asyncio.Task[None]] = {}
-        self._relaying: asyncio.Task[None] | None = None
 
     # Traffic
-
-    def relay(self) -> None:
-        """Start a relay."""
-        self._relaying = asyncio.create_task(Relay(self.settings).run())
 
     def work(self, *stages: str, **settings: Any) -> Worker:
         """Start a worker for ``stages``, by default all, with ``settings`` of its own."""
         graph = self.pipeline.graph()
-        changed = dataclasses.replace(self.settings, **settings)
-        worker = Worker(changed, [graph[name] for name in stages or graph])
-        self.workers[worker] = asyncio.create_task(worker.run())
-        return worker
+        return self.start([graph[name] for name in stages or graph], dataclasses.replace(self.settings, **settings))
 
     async def submit(self, *payloads: Any) -> list[UUID]:
         """Accept a task for each payload."""
@@ -79,47 +62,10 @@ class Line:
         assert all(isinstance(answer, Accepted) for answer in answers)
         return [answer.task_id for answer in answers if isinstance(answer, Accepted)]
 
-    async def finish(self, worker: Worker) -> None:
-        """Wait until ``worker`` has ended, and hear of its errors."""
-        await self.workers.pop(worker)
-
-    async def stop(self, worker: Worker) -> None:
-        """Stop ``worker`` as SIGTERM does."""
-        worker.stop()
-        await self.finish(worker)
-
-    async def crash(self, worker: Worker) -> None:
-        """End ``worker`` as SIGKILL does after its lease: what runs is neither concluded nor handed back."""
-        works = {held.work for consumer in worker._consumers for held in consumer._holding.entries.values()}
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-        for consumer in worker._consumers:
-            await consumer._ledger.drain()
-            await consumer._acknowledging.drain()
-            await consumer._parking.drain()
-            await consumer._reporting.drain()
-        running = self.workers.pop(worker)
-        running.cancel()
-        await asyncio.wait([running])
-
     async def close(self) -> None:
-        for worker in list(self.workers):
-            await self.stop(worker)
-        if self._relaying is not None:
-            self._relaying.cancel()
-            await asyncio.wait([self._relaying])
+        """End the traffic, and look no more."""
         await self.client.aclose()
-        # Whoever has ended keeps no connection. One that was still being made, when its task was cancelled, is closed
-        # by the garbage collector.
-        gc.collect()
-        await until(self._are_disconnected, seconds=10)
-
-    async def _are_disconnected(self) -> bool:
-        return not await self.road.ask(
-            "select from pg_stat_activity where datname = current_database()"
-            " and application_name ~ '^postroad (relay|sweep|stage)'"
-        )
+        await super().close()
 
     # What can be seen of it
 

@@ -16,7 +16,8 @@ from postroad.intake.cancel import cancel
 from postroad.intake.dead_letters import discard, list_dead_letters, list_groups, requeue
 from postroad.intake.pause import set_paused
 from postroad.intake.retry import retry_from
-from tests.integration.line import Line, numbers, open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import Line, numbers, open_line
 from tests.integration.road import Road
 
 

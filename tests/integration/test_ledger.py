@@ -35,7 +35,7 @@ from postroad.intake.cancel import cancel
 from postroad.intake.dead_letters import requeue
 from postroad.intake.retry import retry_from
 from postroad.stages.ledger import Attempt, Kind, Ledger, Settled, Verdict, Work
-from tests.integration.line import until
+from postroad.testing.traffic import until
 from tests.integration.road import TRAVEL, Road, open_road
 
 T = TypeVar("T")

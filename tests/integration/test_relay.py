@@ -33,7 +33,7 @@ from postroad.relay import relay as module
 from postroad.relay.publish import Entry, Marker, Publication, Shard
 from postroad.relay.relay import Relay, _Session
 from postroad.relay.sweep import Sweep
-from tests.integration.line import until
+from postroad.testing.traffic import until
 from tests.integration.proxy import LossyProxy
 from tests.integration.road import Road, open_road, pipeline
 

@@ -15,7 +15,7 @@ from postroad.core.database import connect_psycopg
 from postroad.core.outcome import Retry
 from postroad.relay.relay import Relay
 from postroad.relay.sweep import Sweep
-from tests.integration.line import until
+from postroad.testing.traffic import until
 from tests.integration.road import TRAVEL, Road, open_road
 
 MARGIN = timedelta(milliseconds=200)

@@ -15,7 +15,8 @@ from postroad.core.pipeline import Stage
 from postroad.core.rate import Rate
 from postroad.core.servers import Valkey
 from postroad.stages.throttle import Limits, Throttle
-from tests.integration.line import open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import open_line
 
 HOUR = timedelta(hours=1)
 
@@ -246,7 +247,7 @@ async def test_what_a_dead_worker_held_is_taken_over_as_fast_as_the_limits_allow
             return len(dying._consumers[0].running) == 30
 
         await until(has_all)
-        await line.crash(dying)
+        await line.kill(dying)
         gate.set()
         heir = line.work()
         heir._consumers[0]._fetcher._may_reclaim_at = 0
@@ -266,6 +267,6 @@ async def test_an_idle_process_keeps_no_turn_from_another(settings: Settings) ->
             await line.submit({}, {})
             await line.are_finished()
             await asyncio.sleep(0.05)
-        await line.crash(workers[0])
+        await line.kill(workers[0])
         await line.submit({}, {})
         assert await line.are_finished() == {"completed": 12}

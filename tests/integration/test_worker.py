@@ -24,7 +24,8 @@ from postroad.stages import attempt as attempt_module
 from postroad.stages import consumer as consumer_module
 from postroad.stages import worker as worker_module
 from postroad.stages.ledger import Ledger
-from tests.integration.line import Line, numbers, open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import Line, numbers, open_line
 from tests.integration.proxy import LossyProxy
 
 SHORT = timedelta(seconds=1)
@@ -1208,7 +1209,7 @@ async def test_those_beside_a_task_that_kills_its_workers_come_through(settings:
             for one in (waiting, finishing):
                 one.cancel()
             if killed.is_set():
-                await line.crash(worker)
+                await line.kill(worker)
                 crashes += 1
 
         assert await line.are_finished() == {"completed": 5, "failed": 1}

@@ -8,7 +8,8 @@ import pytest
 
 from postroad import Pipeline, Settings, Task
 from postroad.stages import consumer as consumer_module
-from tests.integration.line import open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import open_line
 
 
 async def test_a_commit_that_hangs_keeps_no_worker_from_stopping(
