@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -34,9 +34,15 @@ NEED_SERVERS = {"servers", "database", "prefix", "settings", "own_postgres", "ow
 POSTGRES_IMAGE = os.environ.get("POSTROAD_TEST_POSTGRES_IMAGE", "postgres:17-alpine")
 REDIS_IMAGE = os.environ.get("POSTROAD_TEST_REDIS_IMAGE", "redis:7-alpine")
 
+PREFIX = "postroad-tests-"
+
+ROOM = 2 << 30
+"""Bytes that the servers of a run may need; a container has 64 MiB in memory unless told otherwise."""
+
 POSTGRES_OPTIONS = {"max_prepared_transactions": "20"}
 
 _home = pytest.StashKey[Path]()
+_life = pytest.StashKey[IO[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +66,28 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.servers == "testcontainers":
         _check_engine()
     # Not in pytest's own temporary folder: it is closed to other accounts, and root's Postgres runs as one.
-    config.stash[_home] = Path(tempfile.mkdtemp(prefix="postroad-tests-"))
+    memory = _memory()
+    home = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory))
+    # Held until this process ends, however it does.
+    config.stash[_life] = (home / "life").open("w")
+    fcntl.flock(config.stash[_life], fcntl.LOCK_EX)
+    config.stash[_home] = home
+    if memory:
+        _sweep(memory)
+
+
+def _memory() -> Path | None:
+    """A file system in memory, if there is one with room: on a disk each fresh database costs hundreds of files."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > ROOM else None
+
+
+def _sweep(memory: Path) -> None:
+    """Remove what runs that were killed have left: it takes memory."""
+    for home in memory.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), (home / "life").open() as life:
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home)
 
 
 def _choose_programs() -> None:
