@@ -47,23 +47,23 @@ def test_a_relay_that_is_stopped_in_its_tracks_is_replaced_and_does_no_harm_when
     with deployment.redis() as client:
         # What is ready at a stage when its stream is made is asked for again, beside the events themselves.
         wait_until(lambda: client.exists(stream), "the streams are there")
-    turns = (("relay", "second"), ("second", "relay"))
-    submitted = 100 * len(turns)
+    stopped, successor = deployment.processes["relay"], deployment.processes["second"]
 
-    for working, waiting in turns:
-        before = deployment.finished()
-        deployment.submit("road", *({"length": number} for number in range(60)))
-        wait_until(partial(has_grown, deployment, before), "tasks are on their way")
-        stopped, successor = deployment.processes[working], deployment.processes[waiting]
-        heard, known = len(stopped.log), len(successor.log)
-        stopped.pause()
-        # While it sleeps commits notify it; that is no sign of life.
-        deployment.submit("road", *({"length": number} for number in range(20)))
-        wait_until(partial(has_said, successor, "the working relay has been silent for ", known), "it is missed")
-        wait_until(partial(has_said, successor, "relaying from", known), "it is replaced")
-        deployment.submit("road", *({"length": number} for number in range(20)))
-        stopped.resume()
-        wait_until(partial(has_said, stopped, "another relay works", heard), "it waits for its turn")
+    deployment.submit("road", *({"length": number} for number in range(60)))
+    wait_until(partial(has_grown, deployment, 0), "tasks are on their way")
+    stopped.pause()
+    # While it sleeps commits notify it; that is no sign of life.
+    deployment.submit("road", *({"length": number} for number in range(20)))
+    successor.await_line("the working relay has been silent for ")
+    wait_until(partial(has_said, successor, "relaying from", 0), "it is replaced")
+    deployment.submit("road", *({"length": number} for number in range(20)))
+    heard = len(stopped.log)
+    stopped.resume()
+    wait_until(partial(has_said, stopped, "another relay works", heard), "it waits for its turn")
+    # And takes it when it comes.
+    successor.kill()
+    deployment.submit("road", *({"length": number} for number in range(20)))
+    submitted = 120
 
     assert deployment.wait_until_finished(submitted) == {"completed": submitted}
     effects = deployment.query("select stage, count(*), count(distinct task_id) from effect group by stage")

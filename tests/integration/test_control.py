@@ -16,9 +16,16 @@ from postroad.intake.cancel import cancel
 from postroad.intake.dead_letters import discard, list_dead_letters, list_groups, requeue
 from postroad.intake.pause import set_paused
 from postroad.intake.retry import retry_from
+from postroad.stages import control as control_module
 from postroad.testing.traffic import until
 from tests.integration.line import Line, numbers, open_line
 from tests.integration.road import Road
+
+
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers hear at once what people ask."""
+    monkeypatch.setattr(control_module, "INTERVAL", 0.05)
 
 
 @asynccontextmanager

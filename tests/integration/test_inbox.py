@@ -18,6 +18,7 @@ from postroad.core.broker import BLOCK, RETRY_CONSUMER, Keys
 from postroad.core.event import Envelope
 from postroad.core.servers import Servers, Valkey
 from postroad.core.task import new_task_id
+from postroad.stages import inbox as inbox_module
 from postroad.stages.inbox import Delivery, Inbox
 from tests.integration.proxy import LossyProxy
 
@@ -159,8 +160,9 @@ async def test_an_entry_that_is_none_of_ours_comes_as_its_id(road: Road) -> None
     assert await inbox.read(5) == [alien, broken, foreign]
 
 
-async def test_a_read_of_nothing_ends_by_itself(road: Road) -> None:
-    async with asyncio.timeout(BLOCK.total_seconds() + 2):
+async def test_a_read_of_nothing_ends_by_itself(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "_BLOCK_MS", 100)
+    async with asyncio.timeout(BLOCK.total_seconds()):
         assert await road.inbox("me").read(5) == []
 
 

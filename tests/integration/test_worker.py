@@ -22,6 +22,7 @@ from postroad.core.broker import BLOCK, RETRY_CONSUMER, group_name
 from postroad.core.servers import Valkey
 from postroad.stages import attempt as attempt_module
 from postroad.stages import consumer as consumer_module
+from postroad.stages import control as control_module
 from postroad.stages import worker as worker_module
 from postroad.stages.ledger import Ledger
 from postroad.testing.traffic import until
@@ -932,7 +933,10 @@ async def test_a_handler_that_ignores_its_cancellation_keeps_no_worker_from_stop
         await asyncio.wait([held.work])
 
 
-async def test_an_entry_that_comes_to_a_paused_stage_waits_until_it_is_resumed(settings: Settings) -> None:
+async def test_an_entry_that_comes_to_a_paused_stage_waits_until_it_is_resumed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "INTERVAL", 0.05)
     runs: list[int] = []
 
     async def ride(task: Task) -> None:
