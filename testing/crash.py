@@ -11,12 +11,11 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..core.outcome import Completed
+from ..core.outcome import Completed, Handed, Outcome
 from ..core.pipeline import Stage
 from ..stages.attempt import Attempts
 from ..stages.consumer import Consumer
 from ..stages.ledger import Attempt, Kind, Settled, Work
-from ..stages.runner import Run
 
 
 class Step(Enum):
@@ -91,10 +90,18 @@ class DoomedAttempts(Attempts):
             await self._crash.strike(attempt.work.task_id)
         return await super()._commit_within(connection, attempt)
 
-    async def _conclude(self, work: Work, run: Run, started_at: datetime) -> Settled:
-        if self._crash.step is Step.BEFORE_COMMITTING and isinstance(run.outcome, Completed):
+    async def _conclude(
+        self,
+        work: Work,
+        outcome: Outcome | Handed,
+        started_at: datetime,
+        *,
+        error: str | None = None,
+        is_counted: bool = False,
+    ) -> Settled:
+        if self._crash.step is Step.BEFORE_COMMITTING and isinstance(outcome, Completed):
             await self._crash.strike(work.task_id)
-        return await super()._conclude(work, run, started_at)
+        return await super()._conclude(work, outcome, started_at, error=error, is_counted=is_counted)
 
 
 def doom(consumer: Consumer, crash: Crash) -> None:
@@ -107,4 +114,4 @@ def succeed(consumer: Consumer) -> None:
 
     Others wait, since Redis might have been wiped just now, and all would look dead.
     """
-    consumer._may_reclaim_at = 0.0
+    consumer._fetcher._may_reclaim_at = 0.0

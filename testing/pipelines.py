@@ -22,8 +22,9 @@ from ..core.servers import Servers
 from ..core.settings import Settings
 from ..core.task import Status, new_task_id
 from ..intake.lookup import find_task
-from ..intake.submit import Accepted, KeyTaken, Submission, Submitter, UnknownPipeline
+from ..intake.submit import Submitter
 from ..outbox.audit import Finding, audit
+from ..outbox.submit import Accepted, KeyTaken, Submission, UnknownPipeline
 from ..stages.deploy import deploy
 from ..stages.worker import Worker
 from .crash import Crash, Step, doom, succeed

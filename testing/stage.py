@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
@@ -13,12 +13,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core import outcome, telemetry
+from ..core.command_stage import CommandStage
 from ..core.errors import NotFoundError, RefusedError, first_line
+from ..core.http_stage import HttpStage
 from ..core.jsontext import encode
 from ..core.outcome import Reject, Retry, Snooze
 from ..core.pipeline import Pipeline, Stage
 from ..core.task import Task, new_task_id
 from ..stages.attempt import run_over
+from ..stages.command import CommandHandler
 from ..stages.runner import HandlerThreads, Run, run_handler
 
 HUNG_LIMIT = 200
@@ -56,7 +59,7 @@ async def run_stage(
 
     Raises ``NotFoundError`` for a stage that there is not, also in ``results``; ``UnstorableError`` for a payload or
     result that is no JSON; ``DeclarationError`` for a pipeline that is not whole; ``TypeError`` if the handler asks
-    for a connection and there is none.
+    for a connection and there is none, or is a service.
     """
     graph = pipeline.graph()
     declared = find_stage(graph.values(), stage)
@@ -64,6 +67,10 @@ async def run_stage(
         find_stage(graph.values(), name)
     if attempt < 1:
         raise ValueError(f"attempt counts from 1, not {attempt}")
+    if isinstance(declared.handler, HttpStage):
+        raise TypeError(f"{declared.full_name} is a service of its own: postroad stage test tries it")
+    if isinstance(declared.handler, CommandStage):
+        declared = replace(declared, handler=CommandHandler(declared, declared.handler).run)
     if declared.transaction is not None and connection is None:
         asked = declared.transaction.__name__
         raise TypeError(f"the handler of {declared.full_name} asks for an {asked}: run_stage(…, connection=…) gives it")

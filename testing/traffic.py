@@ -59,8 +59,8 @@ class Traffic:
         consumers = worker._consumers
         for consumer in consumers:
             # What arrives from now on has arrived at a process that is dead.
-            setattr(consumer, "_take", _drop)  # noqa: B010 - a method
-        works = {held.work for consumer in consumers for held in consumer._held.values()}
+            setattr(consumer._fetcher, "_take", _drop)  # noqa: B010 - a method
+        works = {held.work for consumer in consumers for held in consumer._holding.entries.values()}
         for work in works:
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)

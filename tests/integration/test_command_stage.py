@@ -10,7 +10,8 @@ import pytest
 
 from postroad import CommandStage, Pipeline, Settings
 from postroad.core.errors import DeclarationError
-from tests.integration.line import Line, open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import Line, open_line
 
 
 @pytest.fixture

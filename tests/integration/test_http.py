@@ -14,7 +14,8 @@ from aiohttp import web
 from postroad import HttpStage, Pipeline, Settings, Task
 from postroad.intake.pause import set_paused
 from postroad.stages.http import signature
-from tests.integration.line import Line, numbers, open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import Line, numbers, open_line
 from tests.integration.service import raw_service, serving
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of at least 24 bytes").decode()

