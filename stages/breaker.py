@@ -144,8 +144,8 @@ class Breaker:
 
     async def gone(self, trouble: str) -> None:
         """The service says that it is gone for good: pause the stage, until a person resumes it."""
-        log.error("%s is paused: %s", self._stage.full_name, trouble)
-        await self._tell("gone", trouble=trouble)
+        if await self._tell("gone", trouble=trouble) is not None:
+            log.error("%s is paused: %s", self._stage.full_name, trouble)
 
     def hear(self, rest: timedelta | None, trouble: str | None) -> None:
         """Heed what is recorded: for how much longer the stage rests, ``None``: not at all; and why."""

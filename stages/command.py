@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ NOT_YET = 30.0
 """Seconds until a program that said "not yet" is run again."""
 
 DRAIN = 1.0
-"""Seconds that what a program printed may take to arrive after it has ended; longer if a child of it prints on."""
-
-CHUNK = 64 * 1024
+"""Seconds that what a program printed may take to arrive after it has ended."""
 
 
 class ProgramError(Exception):
@@ -58,21 +55,26 @@ class CommandHandler:
             "IDEMPOTENCY_KEY": task.idempotency_key,
             "TRACEPARENT": telemetry.current(task.traceparent),
         }
-        process = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        transport, talk = await loop.subprocess_exec(
+            Talk,
             *self._command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
             cwd=self._directory,
             env=self._environment | variables,
             start_new_session=True,  # so that its children can be killed with it
         )
         try:
-            output, said = await _talk(process, json.dumps(task.document()).encode() + b"\n")
+            _tell(transport, json.dumps(task.document()).encode() + b"\n")
+            await talk.exited.wait()
+            # What it printed is still on its way, or a child of it is still there and holds what it printed to.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN):
+                    await talk.silent.wait()
         finally:
-            _kill(process)
-            await process.wait()
-        return self._outcome(process.returncode or 0, output, said)
+            _kill(transport)
+            await talk.exited.wait()
+            transport.close()
+        return self._outcome(transport.get_returncode() or 0, bytes(talk.output), bytes(talk.said))
 
     def _outcome(self, code: int, output: bytes, said: bytes) -> Any:
         text = said.decode("utf-8", "replace").strip()
@@ -102,48 +104,45 @@ class CommandHandler:
         return shutil.which(name, path=self._environment.get("PATH")) is not None
 
 
-async def _talk(process: Process, document: bytes) -> tuple[bytes, bytes]:
-    """Hand the program its task and wait for its end; the beginning of what it printed, the end of what it said."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = asyncio.gather(_head(process.stdout), _tail(process.stderr))
-    try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read it
-            process.stdin.write(document)
-            await process.stdin.drain()
-            process.stdin.close()
-        await process.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN):
-                return await asyncio.shield(reading)
-        # A child of it is still there, and holds what it printed to.
-        _kill(process)
-        return await reading
-    finally:
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading
+class Talk(asyncio.SubprocessProtocol):
+    """Hears what a program prints and says. Not by asyncio's streams: with them an end is heard of only when all pipes
+    are closed, and a child that is left behind holds them."""
+
+    def __init__(self) -> None:
+        self.output = bytearray()
+        """The beginning of what it printed: more than the limit if it is too much."""
+        self.said = bytearray()
+        """The end of what it said on standard error."""
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()
+        """It has ended, and nobody can print or say anything any more."""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 1 and len(self.output) <= RESULT_LIMIT:
+            self.output += data
+        elif fd == 2:
+            self.said += data
+            del self.said[: -4 * ERROR_LIMIT]
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.silent.set()
 
 
-async def _head(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while chunk := await stream.read(CHUNK):
-        kept = kept if len(kept) > RESULT_LIMIT else kept + chunk
-    return kept
+def _tell(transport: asyncio.SubprocessTransport, document: bytes) -> None:
+    """Hand the program its task, which it need not read."""
+    pipe = transport.get_pipe_transport(0)
+    assert isinstance(pipe, asyncio.WriteTransport)
+    pipe.write(document)
+    pipe.close()
 
 
-async def _tail(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while chunk := await stream.read(CHUNK):
-        kept = (kept + chunk)[-4 * ERROR_LIMIT :]
-    return kept
-
-
-def _kill(process: Process) -> None:
+def _kill(transport: asyncio.SubprocessTransport) -> None:
     """Kill the program, and what it has started and left in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(transport.get_pid(), signal.SIGKILL)
 
 
 def _end(code: int) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import logging
+import os
 import re
 import socket
 import time
@@ -323,5 +324,7 @@ def _told(error: Exception) -> str:
     """What a failed call says, in one line, without the URL's secrets."""
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = error.os_error
-        return f"cannot connect to {error.host}:{error.port}: {cause.strerror or first_line(cause)}"
+        # asyncio's own words repeat the address.
+        reason = os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror or first_line(cause)
+        return f"cannot connect to {error.host}:{error.port}: {reason}"
     return shown(first_line(error))

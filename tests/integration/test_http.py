@@ -257,19 +257,24 @@ async def test_while_a_stage_rests_one_attempt_over_all_processes_sees_whether_i
         return web.Response(status=200 if is_well else 503)
 
     async with serving(answer) as service, open_line(settings, road_to(service.url)) as line:
-        for _ in range(3):
-            line.work()
+        workers = [line.work() for _ in range(3)]
         await line.submit(0)
 
-        async def rests() -> bool:
-            return bool((await the_stage(line)).rests)
+        async def have_heard() -> bool:
+            breakers = [worker._consumers[0]._breaker for worker in workers]
+            return all(breaker is not None and not breaker.is_closed for breaker in breakers)
 
-        await until(rests)
+        await until(have_heard)
         seen = len(service.calls)
         await line.submit(*range(1, 100))
-        # The rests are 1, 2 and 4 s; and each of the two other processes may have called before it heard of them.
-        await asyncio.sleep(3.5)
-        assert 1 <= len(service.calls) - seen <= 2 + 2
+
+        async def have_tried() -> bool:
+            return len(service.calls) >= seen + 2
+
+        await until(have_tried)
+        # Each call made it rest once more; the last may not have been recorded yet.
+        ((rests,),) = await line.road.ask("select rests from postroad.stage")
+        assert len(service.calls) <= rests + 1
         is_well = True
 
         assert await line.are_finished() == {"completed": 100}
@@ -328,6 +333,12 @@ async def test_a_service_that_is_gone_pauses_its_stage(settings: Settings) -> No
 
         await until(is_paused)
         assert "410 Gone" in ((await the_stage(line)).trouble or "")
+
+        async def have_all_been_told() -> bool:
+            snoozed = await line.road.ask("select count(*) from postroad.stage_run where status = 'snoozed'")
+            return snoozed == [(len(service.calls),)]
+
+        await until(have_all_been_told)
         is_gone = False
         async with line.road.engine.begin() as connection:
             await set_paused(connection, "road", "ride", line.settings.schema, paused=False)
