@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import click
 from ..core.backoff import Pause
 from ..core.errors import UnreachableError, UnstorableError
 from ..core.jsontext import decode
+from ..core.moment import parse_rfc3339
 
 BATCH = 200
 """Lines in one request."""
@@ -60,14 +61,33 @@ def _checked_url(context: click.Context, parameter: click.Parameter, value: str)
     return value.rstrip("/")
 
 
+def _checked_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        return None if value is None else parse_rfc3339(value).isoformat()
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 @click.command("submit")
 @click.argument("pipeline")
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, callback=_checked_url, help="The intake.")
 @click.option("--patience", default=60.0, show_default=True, help="Seconds to wait for an intake that is away.")
+@click.option("--not-before", metavar="MOMENT", callback=_checked_moment, help="Start then: 2026-12-01T10:00:00+01:00.")
+@click.option("--deadline", metavar="MOMENT", callback=_checked_moment, help="From then on start no stage of them.")
 @click.option("--run", metavar="NAME", help="Go on with a run that ended early, on the same file.")
-def submit_command(pipeline: str, file: io.BufferedIOBase, url: str, patience: float, run: str | None) -> None:
+def submit_command(
+    pipeline: str,
+    file: io.BufferedIOBase,
+    url: str,
+    patience: float,
+    not_before: str | None,
+    deadline: str | None,
+    run: str | None,
+) -> None:
     """Submit tasks to PIPELINE, a line each: {"payload": …, "idempotency_key"?, "labels"?, "task_id"?}.
+
+    A line may have not_before and deadline of its own too; the options are for those that have none.
 
     A line with neither an idempotency key nor a task id is given a key made of the run's name and its number, so that
     nothing is accepted twice when a request, or with --run the whole run, is repeated. Prints what became of the
@@ -90,6 +110,7 @@ def submit_command(pipeline: str, file: io.BufferedIOBase, url: str, patience: f
             bar = progress.add_task("submit", total=None)
             await submit(
                 url, pipeline, source, run=name, patience=patience, tally=tally,
+                defaults={"not_before": not_before, "deadline": deadline},
                 advance=lambda count: progress.advance(bar, count),
             )  # fmt: skip
 
@@ -122,13 +143,14 @@ async def submit(
     patience: float = 60,
     batch: int = BATCH,
     tally: Tally | None = None,
+    defaults: Mapping[str, str | None] | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Tally:
     """Submit the lines of ``source`` to the intake at ``url``, a few requests at a time.
 
     A request that fails, or is answered 503, is repeated for ``patience`` seconds; the keys make that safe, and with
-    the same ``run`` the whole is safe to repeat. ``tally`` is kept while answers come in. Raises ``UnreachableError``
-    when patience is at its end.
+    the same ``run`` the whole is safe to repeat. ``defaults`` are members for lines that lack them. ``tally`` is kept
+    while answers come in. Raises ``UnreachableError`` when patience is at its end.
     """
     tally = Tally() if tally is None else tally
     places = asyncio.Semaphore(REQUESTS)
@@ -144,9 +166,10 @@ async def submit(
 
     async with aiohttp.ClientSession(timeout=timeout) as session:
         intake = _Intake(session, url, patience)
+        lines_to_send = _prepared(pipeline, source, tally, run or uuid.uuid4().hex, defaults or {})
         try:
             async with asyncio.TaskGroup() as requests:
-                async for lines in _batches(_prepared(pipeline, source, tally, run or uuid.uuid4().hex), batch):
+                async for lines in _batches(lines_to_send, batch):
                     await places.acquire()
                     requests.create_task(send(lines))
         except BaseExceptionGroup as failed:
@@ -202,7 +225,9 @@ class _Intake:
             await asyncio.sleep(pause.next())
 
 
-def _prepared(pipeline: str, source: Iterable[bytes], tally: Tally, run: str) -> Iterator[tuple[int, bytes]]:
+def _prepared(
+    pipeline: str, source: Iterable[bytes], tally: Tally, run: str, defaults: Mapping[str, str | None]
+) -> Iterator[tuple[int, bytes]]:
     """The lines with their pipeline and a key; those that no intake would accept are refused here."""
     for number, line in enumerate(source, start=1):
         if not line.strip():
@@ -220,6 +245,9 @@ def _prepared(pipeline: str, source: Iterable[bytes], tally: Tally, run: str) ->
             continue
         if document.get("idempotency_key") is None and document.get("task_id") is None:
             document["idempotency_key"] = f"submit-{run}-{number}"
+        for member, value in defaults.items():
+            if value is not None and document.get(member) is None:
+                document[member] = value
         yield number, json.dumps(document, separators=(",", ":")).encode()
 
 

@@ -45,6 +45,10 @@ class Reject(Exception):
         self.reason = reason
 
 
+class Expired(Reject):
+    """The task's deadline leaves no time to start: a dead letter at once, and no attempt. Made by the worker alone."""
+
+
 Outcome = Completed | Retry | Snooze | Reject
 
 

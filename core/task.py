@@ -55,7 +55,7 @@ class Task:
     """What a handler is given.
 
     ``payload`` is what the client submitted; ``results`` maps each stage that is done to what it returned;
-    ``attempt`` counts from 1.
+    ``attempt`` counts from 1. An attempt ends at the ``deadline``, if the client gave one.
     """
 
     task_id: UUID
@@ -69,6 +69,7 @@ class Task:
     traceparent: str
     lease: str | None = field(default=None, repr=False)
     """The token by which a service reports how the work ended, if it does so later."""
+    deadline: datetime | None = None
 
     @property
     def idempotency_key(self) -> str:

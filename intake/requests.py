@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..core.errors import UnstorableError
 from ..core.jsontext import decode, encode
+from ..core.moment import parse_rfc3339
 from ..core.task import new_task_id
 from ..core.telemetry import continued
 from ..outbox.submit import Submission
@@ -18,6 +20,9 @@ from .problems import Fault, Problem, invalid, malformed
 
 BATCH_LINES = 10_000
 """Lines of one batch, empty ones among them: a body of nothing but newlines must cost no more than one of tasks."""
+
+MEMBERS = {"pipeline", "payload", "task_id", "labels", "not_before", "deadline"}
+"""What a task is asked for with."""
 
 LABELS = 16
 LABEL_LENGTH = 255
@@ -76,8 +81,7 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
     document = _document(body)
     if not isinstance(document, dict):
         raise invalid(Fault("a task is a JSON object with the members pipeline and payload"))
-    known = {"pipeline", "payload", "task_id", "labels"} | ({"idempotency_key"} if allow_key else set())
-    faults = _unknown(document, known)
+    faults = _unknown(document, MEMBERS | ({"idempotency_key"} if allow_key else set()))
     pipeline = document.get("pipeline")
     if not isinstance(pipeline, str) or not pipeline:
         faults.append(Fault("the name of a pipeline is required, as a string", "/pipeline"))
@@ -85,6 +89,7 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
         faults.append(Fault("a payload is required; null is one", "/payload"))
     task_id = _task_id(document.get("task_id"), faults)
     labels = _labels(document.get("labels"), faults)
+    not_before, deadline = (_moment(document, member, faults) for member in ("not_before", "deadline"))
     if allow_key and document.get("idempotency_key") is not None:
         own = document["idempotency_key"]
         if isinstance(own, str) and _KEY.fullmatch(own):
@@ -101,6 +106,8 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
         labels=encode(labels),
         traceparent=continued(traceparent),
         key=key,
+        not_before=not_before,
+        deadline=deadline,
     )
 
 
@@ -193,6 +200,19 @@ def _task_id(value: Any, faults: list[Fault]) -> UUID | None:
     except ValueError:
         pass
     faults.append(Fault("a UUID of the form 01890a5d-ac96-774b-bcce-b302099a8057", "/task_id"))
+    return None
+
+
+def _moment(document: Mapping[str, Any], member: str, faults: list[Fault]) -> datetime | None:
+    value = document.get(member)
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            return parse_rfc3339(value)
+    except ValueError:
+        pass
+    faults.append(Fault("a moment with its offset, as 2026-12-01T10:00:00+01:00 (RFC 3339)", f"/{member}"))
     return None
 
 

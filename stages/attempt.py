@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import event
@@ -17,7 +18,7 @@ from ..core.backoff import Pause
 from ..core.database import is_transient, lost_connection
 from ..core.errors import first_line
 from ..core.jsontext import encode
-from ..core.outcome import Completed, Handed, Outcome, Reject, Retry
+from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry
 from ..core.pipeline import Stage
 from ..core.task import Task
 from .ledger import Attempt, Kind, Ledger, Settled, Work
@@ -45,28 +46,35 @@ class Attempts:
         started_at = _now()
         if work.answer is not None:
             return await self._conclude(work, reported(work.answer), started_at, is_counted=True)
+        if work.seconds_left() <= 0:
+            return await self._conclude(work, Expired(work.expired()), started_at)
         if self._stage.hands_over:
-            return await self._hand_over(work, started_at)
+            return await self._hand_over(work, self._stage.hands_over, started_at)
         if self._stage.transaction is None:
-            came_to: Run | Settled = await run_handler(self._stage, work.task(self._stage), self._threads)
+            came_to: Run | Settled = await run_handler(
+                self._stage, work.task(self._stage), self._threads, within=work.seconds_left()
+            )
         else:
             came_to = await self._run_in_transaction(work, started_at)
         if isinstance(came_to, Settled):
             return came_to
         return await self._conclude(work, came_to.outcome, started_at, error=came_to.error)
 
-    async def _hand_over(self, work: Work, started_at: datetime) -> Settled:
+    async def _hand_over(self, work: Work, within: timedelta, started_at: datetime) -> Settled:
         """Hand the work to a service that reports later. The lease is committed first: the report may come at once."""
         if work.is_handed and work.attempts > self._stage.retries:
-            reason = f"its service has not reported within {self._stage.hands_over}"
+            reason = f"its service has not reported within {within}"
             return await self._conclude(work, Reject(reason), started_at, is_counted=True)
         token = secrets.token_urlsafe(24)
-        assert self._stage.hands_over is not None
-        handed = Handed(lease_of(token), self._stage.hands_over)
+        if (left := work.seconds_left()) < within.total_seconds():
+            within = timedelta(seconds=left)
+        handed = Handed(lease_of(token), within)
         settled = await self._conclude(work, handed, started_at)
         if settled.verdict is None or settled.verdict.kind is not Kind.WAITING:
             return settled
-        run = await run_handler(self._stage, work.task(self._stage, lease=token), self._threads)
+        run = await run_handler(
+            self._stage, work.task(self._stage, lease=token), self._threads, within=work.seconds_left()
+        )
         loaded = await persist("loading", lambda: self._ledger.load(self._stage, [work.task_id]))
         fresh = loaded.get(work.task_id)
         if fresh is None or not fresh.is_open:
@@ -106,7 +114,9 @@ class Attempts:
         """Run the handler over ``connection``; what it came to, and whether the server was lost on the way."""
         try:
             await connection.begin()
-            run = await run_over(connection, self._stage, work.task(self._stage), self._threads)
+            run = await run_over(
+                connection, self._stage, work.task(self._stage), self._threads, within=work.seconds_left()
+            )
             if isinstance(run.outcome, Completed):
                 return await self._commit_within(connection, Attempt(self._stage, work, run.outcome, started_at)), False
             return run, connection.invalidated and _tells_of_loss(run.outcome)
@@ -170,7 +180,9 @@ def reported(answer: Mapping[str, Any]) -> Outcome:
     return Retry(reason, after=answer.get("after"))
 
 
-async def run_over(connection: AsyncConnection, stage: Stage, task: Task, threads: HandlerThreads) -> Run:
+async def run_over(
+    connection: AsyncConnection, stage: Stage, task: Task, threads: HandlerThreads, *, within: float = math.inf
+) -> Run:
     """Run a handler that takes a connection over the open transaction of ``connection``, which stays open.
 
     A handler that ended it itself is rejected: another attempt would commit its writes once more.
@@ -182,7 +194,7 @@ async def run_over(connection: AsyncConnection, stage: Stage, task: Task, thread
 
     event.listen(connection.sync_connection, "commit", note)
     try:
-        run = await run_handler(stage, task, threads, connection)
+        run = await run_handler(stage, task, threads, connection, within=within)
     finally:
         event.remove(connection.sync_connection, "commit", note)
     if commits:

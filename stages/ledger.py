@@ -6,9 +6,11 @@ stage beside this one, another worker that took over, a person who cancelled) it
 
 import hashlib
 import logging
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -19,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.backoff import backoff
 from ..core.batching import GroupCommit
 from ..core.database import Statements, is_transient
-from ..core.outcome import Completed, Handed, Outcome, Reject, Retry, Snooze
+from ..core.moment import rfc3339
+from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry, Snooze
 from ..core.pipeline import Stage
 from ..core.task import Task
 
@@ -54,6 +57,24 @@ class Work:
     """A service was to report, and its time is not up, or it has reported, or it has not and the time is up."""
     answer: dict[str, Any] | None = None
     """What the service reported."""
+    deadline: datetime | None = None
+    time_left: timedelta | None = None
+    """Until the deadline, when this was loaded; by the clock of Postgres, as all dates are."""
+    last_error: str | None = None
+    loaded_at: float = field(default_factory=time.monotonic, compare=False)
+
+    def seconds_left(self) -> float:
+        """Seconds until the task's deadline, negative after it; infinite if it has none."""
+        if self.time_left is None:
+            return math.inf
+        return self.time_left.total_seconds() - (time.monotonic() - self.loaded_at)
+
+    def expired(self, reason: str | None = None) -> str:
+        """Why nothing more is started for the deadline's sake; ``reason`` is that of the attempt just made."""
+        assert self.deadline is not None
+        happened = "has passed" if self.seconds_left() <= 0 else "comes before the next attempt"
+        after = reason or (self.last_error or "").strip().rpartition("\n")[2]
+        return f"its deadline {rfc3339(self.deadline)} {happened}{f' (after: {after})' if after else ''}"
 
     def task(self, stage: Stage, *, lease: str | None = None) -> Task:
         """What the handler is given."""
@@ -68,6 +89,7 @@ class Work:
             created_at=self.created_at,
             traceparent=self.traceparent,
             lease=lease,
+            deadline=self.deadline,
         )
 
 
@@ -122,9 +144,13 @@ class Attempt:
                 return Verdict(Kind.DONE, tried, result=result)
             case Snooze() as snooze:
                 reason = _line(snooze.reason) if snooze.reason else None
+                if snooze.after.total_seconds() >= self.work.seconds_left():
+                    return Verdict(Kind.DEAD, tried - 1, reason=_line(self.work.expired(reason)))
                 return Verdict(Kind.SNOOZED, tried - 1, reason=reason, delay=snooze.after)
             case Handed(lease, within):
                 return Verdict(Kind.WAITING, tried, delay=within, lease=lease)
+            case Expired() as expired:
+                return Verdict(Kind.DEAD, self.work.attempts, reason=_line(expired.reason), error=self.work.last_error)
             case Reject() as reject:
                 return Verdict(Kind.DEAD, tried, reason=_line(reject.reason), error=self.error)
             case Retry() as retry:
@@ -132,6 +158,8 @@ class Attempt:
                 if tried > self.stage.retries:
                     return Verdict(Kind.DEAD, tried, reason=reason, error=self.error)
                 delay = backoff(tried) if retry.after is None else retry.after
+                if delay.total_seconds() >= self.work.seconds_left():
+                    return Verdict(Kind.DEAD, tried, reason=_line(self.work.expired(reason)), error=self.error)
                 return Verdict(Kind.FAILED, tried, reason=reason, error=self.error, delay=delay)
 
 

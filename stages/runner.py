@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import math
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
@@ -88,9 +89,14 @@ class HandlerThreads:
 
 
 async def run_handler(
-    stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None = None
+    stage: Stage,
+    task: Task,
+    threads: HandlerThreads,
+    connection: AsyncConnection | None = None,
+    *,
+    within: float = math.inf,
 ) -> Run:
-    """Run ``stage``'s handler on ``task`` once, in a span, within its timeout.
+    """Run ``stage``'s handler on ``task`` once, in a span, within its timeout, and within so many seconds.
 
     ``connection`` is the transaction for a handler that asks for one. Whatever the handler raises becomes an outcome;
     only cancellation of the caller itself comes out as ``CancelledError``.
@@ -103,13 +109,14 @@ async def run_handler(
         "messaging.message.id": str(task.task_id),
         "postroad.attempt": task.attempt,
     }
+    timeout = min(stage.timeout.total_seconds(), within)
     if _is_cancelled():
         # The cancellation was lost on the way here, as by asyncio.wait_for before Python 3.12, which redis-py uses.
         raise asyncio.CancelledError
     try:
         name = f"{telemetry.PROCESS} {stage.name}"
         with telemetry.span(name, SpanKind.CONSUMER, task.traceparent, attributes):
-            value = await _call(stage, task, threads, connection)
+            value = await _call(stage, task, threads, connection, timeout)
     except Retry as retry:
         cause = retry.__cause__ or retry.__context__
         return Run(retry, _traceback(cause) if cause else None)
@@ -118,7 +125,7 @@ async def run_handler(
     except Reject as reject:
         return Run(reject, _traceback(reject.__cause__) if reject.__cause__ else None)
     except _OutOfTimeError:
-        return Run(Retry(f"timed out after {stage.timeout.total_seconds():g} s"))
+        return Run(Retry(f"timed out after {round(timeout, 3):g} s"))
     except BaseException as error:
         # SystemExit and its like too: a handler must not end the process that runs others' tasks.
         if _is_cancelled():
@@ -155,8 +162,10 @@ class _OutOfTimeError(Exception):
     """The stage's own timeout, as opposed to a TimeoutError that the handler met."""
 
 
-async def _call(stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None) -> Any:
-    limit = asyncio.timeout(stage.timeout.total_seconds())
+async def _call(
+    stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None, timeout: float
+) -> Any:
+    limit = asyncio.timeout(timeout)
     try:
         async with limit:
             if not stage.is_async:

@@ -2,7 +2,8 @@
 -- Parameters: dead_letter_id bigint[], resolved_by text, reason text (null: none given).
 -- The caller holds the tasks (hold_dead). Only unresolved letters of tasks that were not cancelled, and of stages that
 -- are still in force.
--- A task with another dead stage stays failed until that is requeued too. Returns task_id, stage of those requeued.
+-- A task with another dead stage stays failed until that is requeued too. A deadline that has passed is dropped: who
+-- asks for another chance after it has decided. Returns task_id, stage of those requeued.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
 with letter as (
     update postroad.dead_letter
@@ -27,7 +28,8 @@ task_written as (
        set status = case when is_still_dead then 'failed' else 'in_progress' end,
            finished_at = case when is_still_dead then finished_at end,
            version = task.version + requeued.times,
-           updated_at = now()
+           updated_at = now(),
+           deadline = case when task.deadline > clock_timestamp() then task.deadline end
       from (select letter.task_id, count(*)::int as times,
                    exists (select from postroad.stage_run as other
                             where other.task_id = letter.task_id and other.status = 'dead'

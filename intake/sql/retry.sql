@@ -1,7 +1,7 @@
 -- Run a stage of one task again, and every stage that comes after it, as if they had never run.
 -- Parameters: task_id uuid, stage text, by text, reason text (null: none given).
 -- The caller holds the task (hold). Not for a cancelled task. Their dead letters are resolved. Returns the stages
--- (text[]) that will run again; no row if the task is not there or is cancelled, or its pipeline has no such stage.
+-- (text[]) that will run again; a deadline that has passed is dropped; no row if the task is not there or is cancelled, or its pipeline has no such stage.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
 with recursive held as materialized (
     select task_id, pipeline, traceparent, stages_done
@@ -45,7 +45,8 @@ task_written as (
                                 where done not in (select stage from again)),
            stage_status = 'retried_from:' || %(stage)s,
            version = version + 1,
-           updated_at = now()
+           updated_at = now(),
+           deadline = case when task.deadline > clock_timestamp() then task.deadline end
       from held, still_dead
      where task.task_id = held.task_id and exists (select from again)
 ),

@@ -1,6 +1,6 @@
 -- Tasks that are ready to run a stage, and were so before a moment: by then an entry for each had been delivered.
 -- Parameters: pipeline text, stage text, before timestamptz, "limit" int.
--- A retry counts from when it is due. Leans on task_unfinished, outbox_task and the primary keys. Returns task_id.
+-- A retry counts from when it is due, and so does a task that may not start before a time. Leans on task_unfinished, outbox_task and the primary keys. Returns task_id.
 select task.task_id
   from postroad.task
   join postroad.stage on stage.pipeline = task.pipeline and stage.stage = %(stage)s
@@ -16,7 +16,7 @@ select task.task_id
    and not stage.paused
    and task.created_at < %(before)s
    and run.status is distinct from 'dead'
-   and coalesce(run.next_retry_at, '-infinity') < %(before)s
+   and coalesce(greatest(run.next_retry_at, task.not_before), '-infinity') < %(before)s
    and (select max(occurred_at)
           from postroad.outbox
          where outbox.task_id = task.task_id

@@ -2,9 +2,10 @@
 -- Parameters: pipeline text, stage text, task_id uuid[]. Locks nothing. Leans on the primary keys, by laterals that the
 -- planner cannot turn into a join of whole tables. No row for a task that is gone or a stage that is not deployed.
 -- Returns for each: task_id, version, payload, labels, created_at, traceparent; is_open (there is something to do),
--- is_ready (all stages before are done); of the latest outcome: attempts, wait (until a retry is due, interval), worker,
--- started_at; and results (of the stages that are done, by stage). is_handed: a service is to report, or has reported
--- answer.
+-- is_ready (all stages before are done); of the latest outcome: attempts, wait (until a retry, or the task, is due,
+-- interval), worker, started_at; results (of the stages that are done, by stage); and, only if the task has a deadline:
+-- deadline, time_left (until then, interval; negative afterwards), last_error (of this stage). is_handed: a service is
+-- to report, or has reported answer.
 select task.task_id,
        task.version,
        task.payload,
@@ -16,7 +17,7 @@ select task.task_id,
            and run.status is distinct from 'dead' as is_open,
        stage.after <@ task.stages_done as is_ready,
        coalesce(run.attempts, 0) as attempts,
-       greatest(run.next_retry_at - clock_timestamp(), interval '0') as wait,
+       greatest(run.next_retry_at - clock_timestamp(), task.not_before - clock_timestamp(), interval '0') as wait,
        run.worker,
        run.started_at,
        case when task.stages_done <> '{}' then
@@ -25,7 +26,10 @@ select task.task_id,
              where done.task_id = task.task_id and done.status = 'done')
        end as results,
        coalesce(run.status = 'waiting', false) as is_handed,
-       case when run.status = 'waiting' then run.answer end as answer
+       case when run.status = 'waiting' then run.answer end as answer,
+       task.deadline,
+       task.deadline - clock_timestamp() as time_left,
+       case when task.deadline is not null then run.error end as last_error
   from unnest(%(task_id)s::uuid[]) as wanted (task_id)
  cross join postroad.stage
  cross join lateral (

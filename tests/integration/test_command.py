@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -408,6 +409,23 @@ async def test_an_unknown_pipeline_is_said_for_each_line(command: Command, road:
     lines = finished.err.splitlines()
     assert "there is no pipeline 'voyage'" in lines[0]
     assert lines[20] == "… and 10 more"
+
+
+async def test_lines_without_dates_are_given_those_of_the_options(command: Command, road: Road) -> None:
+    early, late, later = (datetime.now(UTC) + timedelta(hours=hours) for hours in (1, 2, 3))
+    lines = ndjson([{"payload": 1}, {"payload": 2, "deadline": later.isoformat()}])
+    dates = ["--not-before", early.isoformat(), "--deadline", late.isoformat()]
+
+    async with serving(create_app(road.settings)) as url:
+        assert (await command("submit", "travel", "--url", url, *dates, stdin=lines)).data["accepted"] == 2
+        past = await command(
+            "submit", "travel", "--url", url, "--deadline", "2020-01-01T00:00:00Z", stdin=lines, code=1
+        )
+
+    assert "line 1: /deadline: a moment that is still ahead" in past.err
+    assert "not of the form 2026" in (await command("submit", "travel", "--deadline", "tomorrow", code=2)).err
+    rows = await road.ask("select not_before, deadline from postroad.task order by payload limit 2")
+    assert rows == [(early, late), (early, later)]
 
 
 async def test_a_file_that_is_submitted_again_is_new_work_unless_its_lines_say_who_they_are(

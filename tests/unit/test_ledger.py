@@ -1,12 +1,13 @@
 """What an outcome makes of a stage run: the decision, before anything is written."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 
 from postroad import Pipeline, Reject, Retry, Snooze, Task
-from postroad.core.outcome import Completed, Outcome
+from postroad.core.outcome import Completed, Expired, Outcome
 from postroad.core.pipeline import Stage
 from postroad.stages.ledger import Attempt, Kind, Verdict, Work
 
@@ -113,6 +114,50 @@ def test_a_reason_is_one_line_that_postgres_keeps(reason: str, kept: str) -> Non
     assert verdict(Retry(reason), retries=0).reason == kept
     assert verdict(Reject(reason)).reason == kept
     assert verdict(Snooze(1, reason)).reason == (kept if reason else None)
+
+
+def due(seconds: float, outcome: Outcome) -> Verdict:
+    """The verdict on an attempt, the second, on a task whose deadline is in so many seconds."""
+    work = replace(work_after(1), deadline=NOW, time_left=timedelta(seconds=seconds))
+    return Attempt(stage_with(5), work, outcome, NOW, "Traceback …").verdict()
+
+
+def test_a_retry_that_would_come_after_the_deadline_is_a_dead_letter_now() -> None:
+    assert due(100, Retry("full", after=90)).kind is Kind.FAILED
+    assert due(100, Retry("full", after=110)) == Verdict(
+        Kind.DEAD,
+        2,
+        reason="its deadline 2026-01-01T00:00:00Z comes before the next attempt (after: full)",
+        error="Traceback …",
+    )
+    assert due(-1, Retry("full")).reason == "its deadline 2026-01-01T00:00:00Z has passed (after: full)"
+    assert due(0.5, Retry("full")).kind is Kind.DEAD
+
+
+def test_a_snooze_that_would_outlast_the_deadline_is_a_dead_letter_and_counts_no_attempt() -> None:
+    assert due(100, Snooze(90)).kind is Kind.SNOOZED
+    assert due(100, Snooze(110)) == Verdict(
+        Kind.DEAD, 1, reason="its deadline 2026-01-01T00:00:00Z comes before the next attempt"
+    )
+
+
+def test_what_was_done_in_time_is_done_whenever_it_is_committed() -> None:
+    assert due(-5, Completed("null")).kind is Kind.DONE
+
+
+def test_what_was_not_started_for_its_deadline_counts_no_attempt_and_tells_the_last_failure() -> None:
+    error = "Traceback …\n  line\nOSError: gone\n"
+    work = replace(work_after(2), deadline=NOW, time_left=timedelta(seconds=-1), last_error=error)
+
+    assert work.seconds_left() <= -1
+    assert work.expired() == "its deadline 2026-01-01T00:00:00Z has passed (after: OSError: gone)"
+    assert Attempt(stage_with(5), work, Expired("late"), NOW).verdict() == Verdict(
+        Kind.DEAD, 2, reason="late", error=error
+    )
+
+
+def test_without_a_deadline_time_does_not_end() -> None:
+    assert work_after(0).seconds_left() == float("inf")
 
 
 def test_alike_failures_have_one_fingerprint() -> None:
