@@ -33,6 +33,7 @@ _COMMANDS = {
     "relay": ("processes", "Run a relay: from the outbox to the streams."),
     "stage": ("stages", "Run stages, from the streams to the handlers; list them, set their limits."),
     "submit": ("submit", "Submit tasks from NDJSON."),
+    "schedule": ("schedule", "Submit tasks by cron lines."),
     "task": ("tasks", "Look tasks up; cancel them, or run a stage again."),
     "dead": ("dead", "Look at dead letters; requeue or discard them."),
     "pause": ("pause", "Pause a stage: its workers read nothing more."),

@@ -29,6 +29,7 @@ from ..outbox.ticks import Tick, Ticks, Window
 from .publish import Entry, Marker, Publication, Shard
 from .rebuild import rebuild_shard, rebuild_stages
 from .route import Route, Routes
+from .schedule import Scheduler
 from .sweep import Sweep
 
 log = logging.getLogger(__name__)
@@ -152,10 +153,15 @@ class _Session:
         if not is_ours:
             await self._adopt()
         sweeping = asyncio.create_task(Sweep(self._settings, self._clients).run())
+        scheduling = asyncio.create_task(Scheduler(self._settings).run())
         try:
             await self._relay()
         finally:
-            beside = [sweeping, *(progress.waiting for progress in self._progress.values() if progress.waiting)]
+            beside = [
+                sweeping,
+                scheduling,
+                *(progress.waiting for progress in self._progress.values() if progress.waiting),
+            ]
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)

@@ -2,4 +2,4 @@
 select count(*)
   from pg_stat_activity
  where datname = current_database()
-   and application_name ~ '^postroad (relay|sweep|stage)'
+   and application_name ~ '^postroad (relay|sweep|schedule|stage)'

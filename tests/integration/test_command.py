@@ -180,6 +180,40 @@ async def test_deploy_refuses_to_strand_tasks_unless_forced(command: Command, ro
 # audit
 
 
+async def test_schedules_are_made_shown_and_ended(command: Command, road: Road) -> None:
+    line = ["30 2 * * 1-5", "--timezone", "Europe/Berlin", "--payload", '{"what": "report"}', "--label", "team=blue"]
+    made = await command("schedule", "add", "nightly", "travel", *line)
+    again = await command("schedule", "add", "nightly", "travel", *line, code=4)
+    (shown,) = (await command("schedule", "list", "--json")).data
+    task_id = (await command("schedule", "run-now", "nightly")).out.strip()
+
+    assert "nightly: first at 20" in made.err
+    assert "a schedule 'nightly' already" in again.err
+    assert (shown["cron"], shown["timezone"], shown["payload"]) == (line[0], "Europe/Berlin", {"what": "report"})
+    assert (await command("task", "show", task_id, "--json")).data["labels"] == {"team": "blue"}
+    assert "is paused" in (await command("schedule", "pause", "nightly")).err
+    assert "already paused" in (await command("schedule", "pause", "nightly")).err
+    assert "nightly: next at 20" in (await command("schedule", "resume", "nightly")).err
+    assert "nightly" in (await command("schedule", "list")).out
+    assert "is removed" in (await command("schedule", "remove", "nightly")).err
+    assert "no schedule 'nightly'" in (await command("schedule", "remove", "nightly", code=3)).err
+
+
+async def test_what_is_no_schedule_is_refused_with_what_is_wrong(command: Command, road: Road) -> None:
+    for arguments, code, said in (
+        (["x", "travel", "61 * * * *"], 2, "'61 * * * *' is no cron line: Bad minute"),
+        (["x", "travel", "* * * * *", "--timezone", "Mars/Phobos"], 2, "no time zone 'Mars/Phobos'"),
+        (["x", "travel", "* * * * *", "--payload", "{oops"], 2, "no JSON"),
+        (["x", "travel", "* * * * *", "--payload", "[NaN]"], 2, "NaN is no JSON number"),
+        (["x", "travel", "* * * * *", "--label", "team"], 2, "NAME=VALUE"),
+        (["x", "travel", "* * * * *", "--label", "a b=c"], 2, "a label's name is"),
+        (["a b", "travel", "* * * * *"], 2, "the name of a schedule is"),
+        (["x", "nowhere", "* * * * *"], 3, "no pipeline 'nowhere'"),
+    ):
+        assert said in (await command("schedule", "add", *arguments, code=code)).err
+    assert (await command("schedule", "list", "--json")).data == []
+
+
 async def test_a_role_may_submit_once_it_was_granted(command: Command, road: Road) -> None:
     role = f"clerk {uuid4().hex[:8]}"
     assert f"no role '{role}'" in (await command("grant", "submit", role, code=3)).err

@@ -14,8 +14,9 @@ from postroad.core.broker import group_name
 from postroad.core.database import connect_psycopg
 from postroad.intake.retry import retry_dead, retry_from
 from postroad.relay.sweep import Sweep
+from postroad.testing.traffic import until
 from tests.integration.door import Door, pointers, problem
-from tests.integration.line import Line, open_line, until
+from tests.integration.line import Line, open_line
 from tests.integration.road import Road
 
 
