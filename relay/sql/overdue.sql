@@ -1,5 +1,6 @@
 -- Tasks that are ready to run a stage, and were so before a moment: by then an entry for each had been delivered.
 -- Parameters: pipeline text, stage text, before timestamptz, "limit" int.
+-- One that has waited for longer than events are kept has none any more, and is ready for as long.
 -- A retry counts from when it is due, and so does a task that may not start before a time. Leans on task_unfinished, outbox_task and the primary keys. Returns task_id.
 select task.task_id
   from postroad.task
@@ -17,10 +18,12 @@ select task.task_id
    and task.created_at < %(before)s
    and run.status is distinct from 'dead'
    and coalesce(greatest(run.next_retry_at, task.not_before), '-infinity') < %(before)s
-   and (select max(occurred_at)
-          from postroad.outbox
-         where outbox.task_id = task.task_id
-           and (outbox.type in ('TaskCreated', 'StageCompleted')
-                or outbox.type = 'StageRequested' and outbox.stage = stage.stage)) < %(before)s
+   and coalesce(
+           (select max(occurred_at)
+              from postroad.outbox
+             where outbox.task_id = task.task_id
+               and (outbox.type in ('TaskCreated', 'StageCompleted')
+                    or outbox.type = 'StageRequested' and outbox.stage = stage.stage)),
+           '-infinity') < %(before)s
  order by task.created_at
  limit %(limit)s
