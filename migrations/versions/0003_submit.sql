@@ -107,8 +107,7 @@ begin
         submission as materialized (
             select asked.*, pipeline.pipeline is not null as is_known, taken.task_id is not null as is_taken,
                    coalesce(asked.deadline <= clock_timestamp(), false) as is_late,
-                   -- One byte more than those that were made elsewhere, of other text, before there was this function.
-                   '\x01'::bytea || sha256(convert_to(content, 'UTF8')) as request_hash,
+                   sha256(convert_to(content, 'UTF8')) as request_hash,
                    case
                        when asked.pipeline is null then 'pipeline: the name of a pipeline is required'
                        when payload is null then 'payload: a payload is required; null, as JSON, is one'
@@ -167,12 +166,15 @@ begin
          order by place
     loop
         if outcome is null then
-            -- As of now: in the statement above what others had committed meanwhile could not be seen.
+            -- As of now: in the statement above what others had committed meanwhile could not be seen. The hash is of a text
+            -- that may differ where the content does not (1.0 and 1); so what it does not know is compared as a whole,
+            -- for as long as there is the task.
             select key.task_id, key.created_at, task.traceparent,
                    key.request_hash = the_hash
-                   or octet_length(key.request_hash) = 32
-                      and task.payload = payloads[place]
+                   or task.payload = payloads[place]
                       and task.labels = coalesce(all_labels[place], '{}')
+                      and task.not_before is not distinct from not_befores[place]
+                      and task.deadline is not distinct from deadlines[place]
                       and (are_own[place] is not true or task.task_id = task_ids[place]) as is_same
               into known
               from postroad.intake_key as key
@@ -245,6 +247,8 @@ begin
     end case;
 end $$;
 
+-- The names and parameters of this function and the two after it are promised to everybody (docs/submit.md). create or
+-- replace keeps their grants; a migration that adds a parameter drops them, and must grant again to whom it took them.
 create function postroad.submit(
     pipeline text, payload jsonb, key text default null, labels jsonb default '{}', task_id uuid default null,
     traceparent text default null, not_before timestamptz default null, deadline timestamptz default null

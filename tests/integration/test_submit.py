@@ -96,7 +96,9 @@ async def test_plans_made_when_the_tables_were_empty_hold_when_they_are_large(ro
         keys = [key for (key,) in await road.ask("select key from postroad.intake_key limit 100")]
         before = await whole_reads()
         answers = await submit(
-            *(submission(new_task_id(), key=key) for key in keys), submission(new_task_id()), submission(UUID(keys[0]))
+            *(submission(new_task_id(), key=key, payload="1") for key in keys),
+            submission(new_task_id()),
+            submission(UUID(keys[0])),
         )
         after = await whole_reads()
     finally:

@@ -308,6 +308,16 @@ async def test_what_sql_has_submitted_is_replayed_over_http(door: Door) -> None:
     assert other.status_code == 422
 
 
+async def test_numbers_that_are_written_in_other_ways_are_the_same_content(door: Door) -> None:
+    ((first,),) = await door.road.ask("select postroad.submit('travel', '[1e2, 1.50, -0]', 'k')")
+
+    replayed = await door.post(b'{"pipeline": "travel", "payload": [100.0, 15e-1, 0]}', Idempotency_Key="k")
+    other = await door.post(b'{"pipeline": "travel", "payload": [100.1, 1.5, 0]}', Idempotency_Key="k")
+
+    assert replayed.json()["task_id"] == str(first)
+    assert other.status_code == 422
+
+
 async def test_a_key_from_before_there_was_one_place_is_replayed_by_the_content_of_its_task(door: Door) -> None:
     task_id = await door.road.accept(payload={"to": "Rome"}, key="old")
     await door.road.ask("update postroad.intake_key set request_hash = sha256('as it was made then')")
@@ -425,7 +435,7 @@ async def test_a_search_path_of_the_callers_leads_nobody_astray(road: Road, cler
         connection.execute("set search_path = pg_temp, postroad, pg_catalog")
         connection.execute("select submit('travel', '{}', 'k')")
 
-    assert await road.ask("select octet_length(request_hash) from postroad.intake_key") == [(33,)]
+    assert await road.ask("select octet_length(request_hash) from postroad.intake_key") == [(32,)]
 
 
 async def test_without_the_grant_there_is_no_way_in(road: Road, clerk: str) -> None:
