@@ -883,7 +883,7 @@ async def test_what_has_not_begun_is_handed_back_while_others_still_run(settings
         consumer = worker._consumers[0]
 
         async def one_waits_for_the_other() -> bool:
-            return len(consumer._holding.entries) == 2
+            return len(consumer._holding.entries) == 2 and len(where["running"]) == 2
 
         await until(one_waits_for_the_other)
         began = where["running"][-1]
