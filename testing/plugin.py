@@ -36,7 +36,7 @@ def postroad_servers() -> Iterator[Servers]:
         with servers() as pair:
             yield pair
     except PostroadError as error:
-        pytest.fail(f"postroad_servers: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"postroad_servers: {error}", pytrace=False) from None
 
 
 @pytest.fixture(scope="session")
