@@ -15,7 +15,7 @@ from postroad.core.errors import DeclarationError, NotFoundError, RefusedError, 
 from postroad.intake import schedules
 from postroad.relay.relay import Relay
 from postroad.relay.schedule import Scheduler
-from tests.integration.line import until
+from postroad.testing.traffic import until
 from tests.integration.road import TRAVEL, Road, open_road
 
 YEARLY = "0 0 1 1 *"
