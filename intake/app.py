@@ -24,10 +24,13 @@ from ..core.settings import Settings
 from ..outbox.audit import journey
 from ..outbox.submit import Accepted, Answer, Invalid, KeyTaken, Refusal, Submission, TaskTaken, UnknownPipeline
 from .answers import jsonable, ndjson
+from .description import Description
+from .endpoint import NDJSON, Body, Endpoint, Reply, ref
 from .lookup import find_task
+from .members import TRACEPARENT
 from .operations import Operations
 from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
-from .requests import idempotency_key, path_id, read_body, submission, submissions
+from .requests import KEY, idempotency_key, path_id, read_body, submission, submissions
 from .submit import KeyHeld, Submitter
 from .transaction import as_problem, transaction
 
@@ -48,6 +51,8 @@ def create_app(settings: Settings) -> Starlette:
     engine = make_engine(settings, application="postroad intake")
     door = Door(settings, engine)
     operations = Operations(settings.schema, engine)
+    endpoints = [*door.endpoints(), *operations.endpoints()]
+    description = Description(endpoints)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -57,23 +62,9 @@ def create_app(settings: Settings) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/v1/tasks", door.submit, methods=["POST"]),
-            Route("/v1/tasks:batch", door.submit_batch, methods=["POST"]),
-            Route("/v1/tasks/{task_id}", door.show, methods=["GET"]),
-            Route("/v1/tasks/{task_id}/events", door.events, methods=["GET"]),
-            Route("/v1/tasks/{task_id}/cancel", operations.cancel, methods=["POST"]),
-            Route("/v1/tasks/{task_id}/retry", operations.retry, methods=["POST"]),
-            Route("/v1/pipelines/{pipeline}/stages/{stage}/pause", operations.pause, methods=["POST"]),
-            Route("/v1/pipelines/{pipeline}/stages/{stage}/resume", operations.resume, methods=["POST"]),
-            Route("/v1/leases/{token}:complete", operations.complete_lease, methods=["POST"]),
-            Route("/v1/leases/{token}:fail", operations.fail_lease, methods=["POST"]),
-            Route("/v1/leases/{token}:extend", operations.extend_lease, methods=["POST"]),
-            Route("/v1/dead-letters", operations.list_dead_letters, methods=["GET"]),
-            Route("/v1/dead-letters:groups", operations.list_groups, methods=["GET"]),
-            Route("/v1/dead-letters:requeue", operations.requeue, methods=["POST"]),
-            Route("/v1/dead-letters:discard", operations.discard, methods=["POST"]),
-            Route("/livez", door.livez, methods=["GET"]),
-            Route("/readyz", door.readyz, methods=["GET"]),
+            *(endpoint.route() for endpoint in endpoints),
+            Route("/openapi.json", description.document, methods=["GET"]),
+            Route("/docs", description.page, methods=["GET"]),
         ],
         exception_handlers={
             Problem: answer_problem,
@@ -91,6 +82,46 @@ class Door:
         self._settings = settings
         self._engine = engine
         self._submitter = Submitter(engine, settings.schema)
+
+    def endpoints(self) -> list[Endpoint]:
+        """All of them."""
+        headers = {"traceparent": TRACEPARENT}
+        return [
+            Endpoint(
+                "POST", "/v1/tasks", self.submit, "submit",
+                {
+                    202: Reply(
+                        "It is in Postgres, and will travel.", ref("AcceptedTask"),
+                        headers={
+                            "Location": "where it is",
+                            "traceparent": "its trace",
+                            "Idempotent-Replayed": "true: it was accepted before, under the same key",
+                        },
+                    )
+                },
+                problems=(409, 422, 503), headers=headers | {"Idempotency-Key": KEY},
+                body=Body(ref("NewTask"), example={"pipeline": "orders", "payload": {"sku": "n17"}}),
+            ),
+            Endpoint(
+                "POST", "/v1/tasks:batch", self.submit_batch, "submit",
+                {200: Reply("An answer a line, in their order.", ref("BatchAnswer"), NDJSON)},
+                problems=(503,), headers=headers,
+                body=Body({"type": "string"}, media_type=NDJSON, example='{"pipeline": "orders", "payload": 1}\n'),
+            ),
+            Endpoint(
+                "GET", "/v1/tasks/{task_id}", self.show, "read", {200: Reply("The task.", ref("Task"))},
+                problems=(404, 503),
+            ),
+            Endpoint(
+                "GET", "/v1/tasks/{task_id}/events", self.events, "read",
+                {200: Reply("Its journey.", ref("Journey"))}, problems=(404, 503),
+            ),
+            Endpoint("GET", "/livez", self.livez, None, {200: Reply("It lives.", ref("Alive"))}),
+            Endpoint(
+                "GET", "/readyz", self.readyz, None,
+                {200: Reply("It is ready.", ref("Ready")), 503: Reply("It is not.", ref("Ready"))},
+            ),
+        ]  # fmt: skip
 
     async def close(self) -> None:
         """End what is still being committed for callers that have gone."""

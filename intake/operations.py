@@ -13,74 +13,38 @@ from starlette.responses import JSONResponse, Response
 from . import dead_letters
 from .answers import jsonable
 from .cancel import cancel
-from .dead_letters import LARGEST_ID, Selection
+from .dead_letters import Selection
+from .endpoint import Body, Endpoint, Reply, ref
 from .leases import extend, report
 from .lookup import find_task
+from .members import (
+    ANY,
+    ASKED_AT_ONCE,
+    FILTERS,
+    FLAG,
+    LIMIT,
+    LISTING,
+    SECONDS,
+    SELECTION,
+    TEXT,
+    WHO_AND_WHY,
+    is_text,
+)
 from .pause import set_paused
 from .problems import Fault, Problem, invalid, no_task
-from .requests import Member, path_id, read_members, read_query
+from .requests import path_id, read_members, read_query
 from .retry import retry_dead, retry_from
 from .transaction import transaction
-
-ASKED_AT_ONCE = 10_000
-"""Dead letters that one request may resolve, or name."""
-
-MONTH = 30 * 24 * 3600
-"""Seconds for which a service may have work, or ask to be left alone, at most."""
-
-PAGE = 1000
-"""Dead letters of one page at most."""
 
 UNNAMED = "http"
 """Who has asked, if a request does not say."""
 
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 255 and "\x00" not in value
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_ID
-
-
-def _is_uuid(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and bool(UUID(value))
-    except ValueError:
-        return False
-
-
-def _is_number(value: str, most: int) -> bool:
-    """True of digits that stand for 0 to ``most``."""
-    return bool(
-        isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 and int(value) <= most
-    )
-
-
-TEXT = Member(_is_text, "a string of 1 to 255 characters")
-FLAG = Member(lambda value: isinstance(value, bool), "true or false")
-SECONDS = Member(
-    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MONTH,
-    f"a number of seconds, more than 0 and at most {MONTH:,}",
-)
-WHO_AND_WHY = {"by": TEXT, "reason": TEXT}
-FILTERS = {"pipeline": TEXT, "stage": TEXT, "fingerprint": TEXT}
-SELECTION = FILTERS | {
-    "ids": Member(
-        lambda value: isinstance(value, list) and len(value) <= ASKED_AT_ONCE and all(map(_is_id, value)),
-        f"a list of at most {ASKED_AT_ONCE:,} ids of dead letters",
-    ),
-    "task_ids": Member(
-        lambda value: isinstance(value, list) and len(value) <= ASKED_AT_ONCE and all(map(_is_uuid, value)),
-        f"a list of at most {ASKED_AT_ONCE:,} ids of tasks",
-    ),
-}
-LIMIT = Member(lambda value: _is_id(value) and value <= ASKED_AT_ONCE, f"a number from 1 to {ASKED_AT_ONCE:,}")
-LISTING = FILTERS | {
-    "task_id": Member(_is_uuid, "the id of a task"),
-    "limit": Member(lambda value: _is_number(value, PAGE) and int(value) > 0, f"a number from 1 to {PAGE:,}"),
-    "cursor": Member(lambda value: _is_number(value, LARGEST_ID), "what the link to the next page has"),
-}
+RETRY = WHO_AND_WHY | {"from": TEXT}
+RESOLVE = WHO_AND_WHY | SELECTION | {"all": FLAG, "dry_run": FLAG, "limit": LIMIT}
+GROUPS = {"pipeline": TEXT, "stage": TEXT}
+COMPLETED = {"result": ANY}
+FAILED = {"reason": TEXT, "retry": FLAG, "after": SECONDS}
+EXTENDED = {"seconds": SECONDS}
 
 
 class Operations:
@@ -89,6 +53,64 @@ class Operations:
     def __init__(self, schema: str, engine: AsyncEngine) -> None:
         self._schema = schema
         self._engine = engine
+
+    def endpoints(self) -> list[Endpoint]:
+        """All of them."""
+        of_task, of_stage = "/v1/tasks/{task_id}", "/v1/pipelines/{pipeline}/stages/{stage}"
+        state = {200: Reply("How the stage is now, and whether that changed anything.", ref("StageState"))}
+        reported = {
+            200: Reply("Heard.", ref("Reported"), headers={"Idempotent-Replayed": "true: the same was reported before"})
+        }
+        return [
+            Endpoint(
+                "POST", f"{of_task}/cancel", self.cancel, "operate",
+                {200: Reply("It is cancelled.", ref("Cancelled"))},
+                problems=(404, 409, 422, 503), body=Body.of(WHO_AND_WHY),
+            ),
+            Endpoint(
+                "POST", f"{of_task}/retry", self.retry, "operate",
+                {200: Reply("The stages that run again.", ref("Retried"))},
+                problems=(404, 409, 422, 503), body=Body.of(RETRY, example={"from": "allocate", "by": "ada"}),
+            ),
+            Endpoint(
+                "POST", f"{of_stage}/pause", self.pause, "operate", state, problems=(404, 422, 503), body=Body.of({})
+            ),
+            Endpoint(
+                "POST", f"{of_stage}/resume", self.resume, "operate", state, problems=(404, 422, 503), body=Body.of({})
+            ),
+            Endpoint(
+                "POST", "/v1/leases/{token}:complete", self.complete_lease, None, reported,
+                problems=(404, 409, 422, 503), body=Body.of(COMPLETED, example={"result": {"host": "n17"}}),
+            ),
+            Endpoint(
+                "POST", "/v1/leases/{token}:fail", self.fail_lease, None, reported,
+                problems=(404, 409, 422, 503), body=Body.of(FAILED, example={"reason": "no host is free", "after": 60}),
+            ),
+            Endpoint(
+                "POST", "/v1/leases/{token}:extend", self.extend_lease, None,
+                {200: Reply("Until when the report is due now.", ref("Extended"))},
+                problems=(404, 409, 422, 503), body=Body.of(EXTENDED, example={"seconds": 3600}),
+            ),
+            Endpoint(
+                "GET", "/v1/dead-letters", self.list_dead_letters, "read",
+                {200: Reply("A page.", ref("DeadLetters"), headers={"Link": "the next page"})},
+                problems=(400, 503), query=LISTING,
+            ),
+            Endpoint(
+                "GET", "/v1/dead-letters:groups", self.list_groups, "read",
+                {200: Reply("The groups.", ref("DeadLetterGroups"))}, problems=(400, 503), query=GROUPS,
+            ),
+            Endpoint(
+                "POST", "/v1/dead-letters:requeue", self.requeue, "operate",
+                {200: Reply("How many matched, and how many were requeued.", ref("Requeued"))},
+                problems=(422, 503), body=Body.of(RESOLVE, example={"fingerprint": "9f2c1e0ab4d7", "by": "ada"}),
+            ),
+            Endpoint(
+                "POST", "/v1/dead-letters:discard", self.discard, "operate",
+                {200: Reply("How many matched, and how many were discarded.", ref("Discarded"))},
+                problems=(422, 503), body=Body.of(RESOLVE, example={"ids": [17], "reason": "the order was cancelled"}),
+            ),
+        ]  # fmt: skip
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a task. 200 also if it is cancelled already; 409 if it has completed."""
@@ -104,7 +126,7 @@ class Operations:
 
     async def retry(self, request: Request) -> Response:
         """Run the dead stages of a task again; with ``from``, that stage and all after it."""
-        task_id, asked = path_id(request), await read_members(request, WHO_AND_WHY | {"from": TEXT})
+        task_id, asked = path_id(request), await read_members(request, RETRY)
         stage, asked_by = asked.pop("from", None), _who_and_why(asked)
         async with transaction(self._engine) as connection:
             if stage is None:
@@ -115,12 +137,12 @@ class Operations:
 
     async def complete_lease(self, request: Request) -> Response:
         """Work that was handed to a service is done. The same again is answered alike."""
-        asked = await read_members(request, {"result": Member(lambda _: True, "any JSON")})
+        asked = await read_members(request, COMPLETED)
         return await self._report(request, {"outcome": "completed", "result": asked.get("result")})
 
     async def fail_lease(self, request: Request) -> Response:
         """Work that was handed to a service has failed: to be tried again, unless ``retry`` is false."""
-        asked = await read_members(request, {"reason": TEXT, "retry": FLAG, "after": SECONDS})
+        asked = await read_members(request, FAILED)
         if asked.get("retry", True):
             told = {"outcome": "failed", "after": asked.get("after")}
         else:
@@ -129,7 +151,7 @@ class Operations:
 
     async def extend_lease(self, request: Request) -> Response:
         """Work that was handed to a service takes longer: ``seconds`` from now, an hour unless said otherwise."""
-        asked = await read_members(request, {"seconds": SECONDS})
+        asked = await read_members(request, EXTENDED)
         within = timedelta(seconds=asked.get("seconds", 3600))
         async with transaction(self._engine) as connection:
             name, until = await extend(connection, request.path_params["token"], within, self._schema)
@@ -167,7 +189,7 @@ class Operations:
 
     async def list_groups(self, request: Request) -> Response:
         """What they failed of: those that failed alike are one group, the largest first."""
-        asked = read_query(request, {"pipeline": TEXT, "stage": TEXT})
+        asked = read_query(request, GROUPS)
         async with transaction(self._engine) as connection:
             rows = await dead_letters.list_groups(
                 connection, self._schema, pipeline=asked.get("pipeline"), stage=asked.get("stage")
@@ -185,15 +207,14 @@ class Operations:
     async def _set_paused(self, request: Request, *, paused: bool) -> Response:
         await read_members(request, {})
         pipeline, stage = request.path_params["pipeline"], request.path_params["stage"]
-        if not (_is_text(pipeline) and _is_text(stage)):
+        if not (is_text(pipeline) and is_text(stage)):
             raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such stage")
         async with transaction(self._engine) as connection:
             changed = await set_paused(connection, pipeline, stage, self._schema, paused=paused)
         return JSONResponse({"pipeline": pipeline, "stage": stage, "paused": paused, "changed": changed})
 
     async def _resolve(self, request: Request, resolve: dead_letters.Resolve, done: str) -> Response:
-        known = WHO_AND_WHY | SELECTION | {"all": FLAG, "dry_run": FLAG, "limit": LIMIT}
-        asked = await read_members(request, known)
+        asked = await read_members(request, RESOLVE)
         if not asked.get("all") and not SELECTION.keys() & asked.keys():
             raise invalid(Fault(f"say which: by {', '.join(SELECTION)}; or all: true"))
         limit = asked.get("limit", ASKED_AT_ONCE)

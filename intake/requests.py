@@ -1,8 +1,7 @@
 """From a request to submissions: limits, media types, and every fault of a body at once."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +15,7 @@ from ..core.moment import parse_rfc3339
 from ..core.task import new_task_id
 from ..core.telemetry import continued
 from ..outbox.submit import Submission
+from .members import MOMENT, TASK_ID, Member
 from .problems import Fault, Problem, invalid, malformed
 
 BATCH_LINES = 10_000
@@ -28,6 +28,13 @@ LABELS = 16
 LABEL_LENGTH = 255
 
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+KEY = Member(
+    lambda value: bool(_KEY.fullmatch(value)),
+    "one string of 1 to 255 printable ASCII characters",
+    {"type": "string", "minLength": 1, "maxLength": 257},
+)
+"""The header ``Idempotency-Key``: the string in quotes, as the draft has it, or bare."""
+
 _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
@@ -69,7 +76,7 @@ def idempotency_key(request: Request) -> str | None:
         quoted = _QUOTED.fullmatch(value)
         value = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else ""
     if len(given) > 1 or not _KEY.fullmatch(value):
-        raise malformed("Idempotency-Key must be one string of 1 to 255 printable ASCII characters")
+        raise malformed(f"Idempotency-Key must be {KEY.description}")
     return value
 
 
@@ -138,14 +145,6 @@ def path_id(request: Request) -> UUID:
         raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such task: its id is no UUID") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of a request's body, or a parameter of its query: when a value will do, and how to say that."""
-
-    is_valid: Callable[[Any], bool]
-    description: str
-
-
 async def read_members(request: Request, known: Mapping[str, Member], *, limit: int = 1024 * 1024) -> dict[str, Any]:
     """The members of a body that may be left out, those that are null with it. Raises a ``Problem``."""
     if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
@@ -194,12 +193,9 @@ def _unknown(document: Mapping[str, Any], known: Collection[str]) -> list[Fault]
 def _task_id(value: Any, faults: list[Fault]) -> UUID | None:
     if value is None:
         return None
-    try:
-        if isinstance(value, str) and str(UUID(value)) == value.lower():  # UUID() takes many other spellings
-            return UUID(value)
-    except ValueError:
-        pass
-    faults.append(Fault("a UUID of the form 01890a5d-ac96-774b-bcce-b302099a8057", "/task_id"))
+    if TASK_ID.is_valid(value):
+        return UUID(value)
+    faults.append(Fault(TASK_ID.description, "/task_id"))
     return None
 
 
@@ -212,7 +208,7 @@ def _moment(document: Mapping[str, Any], member: str, faults: list[Fault]) -> da
             return parse_rfc3339(value)
     except ValueError:
         pass
-    faults.append(Fault("a moment with its offset, as 2026-12-01T10:00:00+01:00 (RFC 3339)", f"/{member}"))
+    faults.append(Fault(MOMENT.description, f"/{member}"))
     return None
 
 

@@ -1,0 +1,115 @@
+"""What requests may ask for, member by member: when a value will do, how to say that, and how OpenAPI says it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from ..core.moment import parse_rfc3339
+from .dead_letters import LARGEST_ID
+
+ASKED_AT_ONCE = 10_000
+"""Dead letters that one request may resolve, or name."""
+
+PAGE = 1000
+"""Rows of one page at most."""
+
+MONTH = 30 * 24 * 3600
+"""Seconds for which a service may have work, or ask to be left alone, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a request's body, or a parameter of its query: when a value will do, and how to say that.
+
+    ``schema`` is the same as JSON Schema. In a query values are text, whatever that says.
+    """
+
+    is_valid: Callable[[Any], bool]
+    description: str
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_uuid(value: Any) -> bool:
+    """True of a UUID as RFC 9562 writes it; ``UUID()`` takes many other spellings."""
+    try:
+        return isinstance(value, str) and str(UUID(value)) == value.lower()
+    except ValueError:
+        return False
+
+
+def is_moment(value: Any) -> bool:
+    """True of a moment with its offset (RFC 3339)."""
+    try:
+        return isinstance(value, str) and isinstance(parse_rfc3339(value), datetime)
+    except ValueError:
+        return False
+
+
+def is_text(value: Any) -> bool:
+    """True of a string of 1 to 255 characters."""
+    return isinstance(value, str) and 0 < len(value) <= 255 and "\x00" not in value
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_ID
+
+
+def _is_number(value: str, most: int) -> bool:
+    """True of digits that stand for 0 to ``most``."""
+    return bool(
+        isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 and int(value) <= most
+    )
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MONTH
+
+
+TRACEPARENT = Member(lambda _: True, "the trace that the task goes on with (W3C Trace Context)", {"type": "string"})
+ANY = Member(lambda _: True, "any JSON")
+TEXT = Member(is_text, "a string of 1 to 255 characters", {"type": "string", "minLength": 1, "maxLength": 255})
+FLAG = Member(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
+TASK_ID = Member(
+    is_uuid, "a UUID of the form 01890a5d-ac96-774b-bcce-b302099a8057", {"type": "string", "format": "uuid"}
+)
+MOMENT = Member(
+    is_moment,
+    "a moment with its offset, as 2026-12-01T10:00:00+01:00 (RFC 3339)",
+    {"type": "string", "format": "date-time"},
+)
+SECONDS = Member(
+    _is_seconds,
+    f"a number of seconds, more than 0 and at most {MONTH:,}",
+    {"type": "number", "exclusiveMinimum": 0, "maximum": MONTH},
+)
+IDS = Member(
+    lambda value: isinstance(value, list) and len(value) <= ASKED_AT_ONCE and all(map(_is_id, value)),
+    f"a list of at most {ASKED_AT_ONCE:,} ids of dead letters",
+    {"type": "array", "maxItems": ASKED_AT_ONCE, "items": {"type": "integer", "minimum": 1, "maximum": LARGEST_ID}},
+)
+TASK_IDS = Member(
+    lambda value: isinstance(value, list) and len(value) <= ASKED_AT_ONCE and all(map(is_uuid, value)),
+    f"a list of at most {ASKED_AT_ONCE:,} ids of tasks",
+    {"type": "array", "maxItems": ASKED_AT_ONCE, "items": {"type": "string", "format": "uuid"}},
+)
+LIMIT = Member(
+    lambda value: _is_id(value) and value <= ASKED_AT_ONCE,
+    f"a number from 1 to {ASKED_AT_ONCE:,}",
+    {"type": "integer", "minimum": 1, "maximum": ASKED_AT_ONCE},
+)
+PAGE_LIMIT = Member(
+    lambda value: _is_number(value, PAGE) and int(value) > 0,
+    f"a number from 1 to {PAGE:,}",
+    {"type": "integer", "minimum": 1, "maximum": PAGE},
+)
+LETTER_CURSOR = Member(
+    lambda value: _is_number(value, LARGEST_ID),
+    "what the link to the next page has",
+    {"type": "integer", "minimum": 0, "maximum": LARGEST_ID},
+)
+WHO_AND_WHY = {"by": TEXT, "reason": TEXT}
+FILTERS = {"pipeline": TEXT, "stage": TEXT, "fingerprint": TEXT}
+SELECTION = FILTERS | {"ids": IDS, "task_ids": TASK_IDS}
+LISTING = FILTERS | {"task_id": TASK_ID, "limit": PAGE_LIMIT, "cursor": LETTER_CURSOR}
