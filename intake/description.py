@@ -29,12 +29,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 class Description:
     """Answers with what ``endpoints`` are."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], *, needs_key: bool = False) -> None:
         self._endpoints = endpoints
+        self._needs_key = needs_key
 
     @cached_property
     def _document(self) -> dict[str, Any]:
-        return describe(self._endpoints)
+        return describe(self._endpoints, needs_key=self._needs_key)
 
     async def document(self, request: Request) -> Response:
         """The OpenAPI document."""

@@ -35,13 +35,16 @@ class Body:
     example: Any = None
 
     @classmethod
-    def of(cls, members: Mapping[str, Member], *, example: Any = None) -> "Body":
-        """A JSON object of ``members``, each of which may be left out, or be null; and the body with them."""
+    def of(cls, members: Mapping[str, Member], *, example: Any = None, **more: Any) -> "Body":
+        """A JSON object of ``members``, each of which may be left out, or be null; and the body with them.
+
+        Unless ``more`` of its schema says which are needed.
+        """
         properties = {
             name: {"description": member.description, **_nullable(member.schema)} for name, member in members.items()
         }
-        schema = {"type": "object", "properties": properties, "additionalProperties": False}
-        return cls(schema, is_required=False, example=example)
+        schema = {"type": "object", "properties": properties, "additionalProperties": False, **more}
+        return cls(schema, is_required=bool(more), example=example)
 
 
 def _nullable(schema: Schema) -> Schema:

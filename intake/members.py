@@ -53,7 +53,9 @@ def is_text(value: Any) -> bool:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_ID
+    # To JSON 7.0 is a whole number too.
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return is_whole and not isinstance(value, bool) and 0 < value <= LARGEST_ID
 
 
 def _is_number(value: str, most: int) -> bool:
@@ -69,7 +71,11 @@ def _is_seconds(value: Any) -> bool:
 
 TRACEPARENT = Member(lambda _: True, "the trace that the task goes on with (W3C Trace Context)", {"type": "string"})
 ANY = Member(lambda _: True, "any JSON")
-TEXT = Member(is_text, "a string of 1 to 255 characters", {"type": "string", "minLength": 1, "maxLength": 255})
+TEXT = Member(
+    is_text,
+    "a string of 1 to 255 characters, none of them NUL",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[^\\u0000]+$"},
+)
 FLAG = Member(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
 TASK_ID = Member(
     is_uuid, "a UUID of the form 01890a5d-ac96-774b-bcce-b302099a8057", {"type": "string", "format": "uuid"}

@@ -32,14 +32,16 @@ _PARAMETERS: Mapping[str, Mapping[str, Any]] = {
 }
 """What the parts of paths are."""
 
+_KEYS = {"key": {"type": "http", "scheme": "bearer", "description": "a key that postroad key create has made"}}
+
 VERSION: Final = version("postroad")
 
 
-def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """The OpenAPI document of ``endpoints``."""
+def describe(endpoints: Iterable[Endpoint], *, needs_key: bool) -> dict[str, Any]:
+    """The OpenAPI document of ``endpoints``; ``needs_key``: callers must show that they are allowed to ask."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, needs_key=needs_key)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -48,14 +50,11 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             "description": "Tasks come in, are stored before they are acknowledged, and travel from stage to stage.",
         },
         "paths": paths,
-        "components": {
-            "schemas": SCHEMAS,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "a key of postroad key"}},
-        },
+        "components": {"schemas": SCHEMAS} | ({"securitySchemes": _KEYS} if needs_key else {}),
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, *, needs_key: bool) -> dict[str, Any]:
     statuses = {
         *endpoint.problems,
         *((400, 413, 415) if endpoint.body else ()),
@@ -76,7 +75,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     }
     if endpoint.body:
         operation["requestBody"] = _body(endpoint.body)
-    if endpoint.scope:
+    if needs_key and endpoint.scope:
         operation["security"] = [{"key": [endpoint.scope]}]
     return operation
 

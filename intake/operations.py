@@ -28,6 +28,7 @@ from .members import (
     SELECTION,
     TEXT,
     WHO_AND_WHY,
+    Member,
     is_text,
 )
 from .pause import set_paused
@@ -41,6 +42,12 @@ UNNAMED = "http"
 
 RETRY = WHO_AND_WHY | {"from": TEXT}
 RESOLVE = WHO_AND_WHY | SELECTION | {"all": FLAG, "dry_run": FLAG, "limit": LIMIT}
+WHICH = [
+    {"required": [name], "properties": {name: member.schema}}
+    for name, member in (SELECTION | {"all": Member(bool, "true", {"const": True})}).items()
+]
+"""What of ``RESOLVE`` says which dead letters: one at least."""
+
 GROUPS = {"pipeline": TEXT, "stage": TEXT}
 COMPLETED = {"result": ANY}
 FAILED = {"reason": TEXT, "retry": FLAG, "after": SECONDS}
@@ -103,12 +110,14 @@ class Operations:
             Endpoint(
                 "POST", "/v1/dead-letters:requeue", self.requeue, "operate",
                 {200: Reply("How many matched, and how many were requeued.", ref("Requeued"))},
-                problems=(422, 503), body=Body.of(RESOLVE, example={"fingerprint": "9f2c1e0ab4d7", "by": "ada"}),
+                problems=(422, 503),
+                body=Body.of(RESOLVE, example={"fingerprint": "9f2c1e0ab4d7", "by": "ada"}, anyOf=WHICH),
             ),
             Endpoint(
                 "POST", "/v1/dead-letters:discard", self.discard, "operate",
                 {200: Reply("How many matched, and how many were discarded.", ref("Discarded"))},
-                problems=(422, 503), body=Body.of(RESOLVE, example={"ids": [17], "reason": "the order was cancelled"}),
+                problems=(422, 503),
+                body=Body.of(RESOLVE, example={"ids": [17], "reason": "the order was cancelled"}, anyOf=WHICH),
             ),
         ]  # fmt: skip
 
@@ -217,10 +226,10 @@ class Operations:
         asked = await read_members(request, RESOLVE)
         if not asked.get("all") and not SELECTION.keys() & asked.keys():
             raise invalid(Fault(f"say which: by {', '.join(SELECTION)}; or all: true"))
-        limit = asked.get("limit", ASKED_AT_ONCE)
+        limit = int(asked.get("limit", ASKED_AT_ONCE))
         selection = Selection(
             **_filters(asked),
-            ids=asked.get("ids"),
+            ids=[int(one) for one in asked["ids"]] if "ids" in asked else None,
             tasks=[UUID(one) for one in asked["task_ids"]] if "task_ids" in asked else None,
         )
         async with transaction(self._engine) as connection:

@@ -31,7 +31,10 @@ _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 KEY = Member(
     lambda value: bool(_KEY.fullmatch(value)),
     "one string of 1 to 255 printable ASCII characters",
-    {"type": "string", "minLength": 1, "maxLength": 257},
+    {
+        "type": "string",
+        "pattern": r'^(?:[!#-~]|[!#-~][ -~]{0,253}[!-~]|"[!#-\[\]-~](?:[ !#-\[\]-~]{0,253}[!#-\[\]-~])?")$',
+    },
 )
 """The header ``Idempotency-Key``: the string in quotes, as the draft has it, or bare."""
 

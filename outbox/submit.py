@@ -13,6 +13,7 @@ from uuid import UUID
 from ..core.database import SCHEMA, Statements
 from ..core.errors import NotFoundError, RefusedError, UnstorableError
 from ..core.jsontext import encode
+from ..core.moment import in_utc
 from ..core.task import new_task_id
 from ..core.telemetry import continued, current_traceparent
 from .connections import AnyAsyncConnection, Rows, SyncConnection, execute
@@ -271,9 +272,16 @@ def _asked(
     deadline: datetime | None,
     traceparent: str | None,
 ) -> Submission:
-    for member, moment in (("not_before", not_before), ("deadline", deadline)):
-        if moment is not None and moment.utcoffset() is None:
+    moments = {"not_before": not_before, "deadline": deadline}
+    for member, moment in moments.items():
+        if moment is None:
+            continue
+        if moment.utcoffset() is None:
             raise UnstorableError(f"{moment} has no time zone", f"/{member}")
+        try:
+            moments[member] = in_utc(moment)
+        except ValueError as error:
+            raise UnstorableError(str(error), f"/{member}") from None
     for member, text in (("pipeline", pipeline), ("key", key)):
         if text is not None:
             encode({member: text})
@@ -285,8 +293,8 @@ def _asked(
         labels=encode(dict(labels or {})),
         traceparent=continued(traceparent or current_traceparent()),
         key=key,
-        not_before=not_before,
-        deadline=deadline,
+        not_before=moments["not_before"],
+        deadline=moments["deadline"],
     )
 
 

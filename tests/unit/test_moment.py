@@ -17,10 +17,13 @@ TEN = datetime(2026, 12, 1, 10, tzinfo=UTC)
         "2026-12-01 10:00:00+00:00",
         "2026-12-01T11:00:00+01:00",
         "2026-12-01T04:30:00.000000000-05:30",
+        "2026-12-02T07:46:00+21:46",
     ],
 )
 def test_a_moment_with_its_offset_is_understood(text: str) -> None:
-    assert parse_rfc3339(text) == TEN
+    moment = parse_rfc3339(text)
+
+    assert (moment, moment.utcoffset()) == (TEN, timedelta())
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,8 @@ def test_a_moment_with_its_offset_is_understood(text: str) -> None:
         "2026-12-01T25:00:00Z",
         "2026-12-01T10:00:60Z",
         "2026-12-01T10:00:00+25:00",
+        "0001-01-01T00:00:00+01:00",
+        "9999-12-31T23:59:59-01:00",
         "2026-12-01T10:00:00Z ",
         "٢٠٢٦-12-01T10:00:00Z",
     ],
