@@ -13,7 +13,7 @@ from aiohttp import web
 
 from postroad import HttpStage, Pipeline, Settings, Task
 from postroad.intake.pause import set_paused
-from postroad.stages.http import signature
+from postroad.stages.service import signature
 from postroad.testing.traffic import until
 from tests.integration.line import Line, numbers, open_line
 from tests.integration.service import raw_service, serving

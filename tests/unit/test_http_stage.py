@@ -8,7 +8,7 @@ import pytest
 from postroad import CommandStage, HttpStage, Pipeline
 from postroad.core.errors import DeclarationError
 from postroad.core.http_stage import check_url, shown
-from postroad.stages.http import signature
+from postroad.stages.service import signature
 
 
 @pytest.mark.parametrize(
