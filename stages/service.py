@@ -4,6 +4,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import io
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from importlib.metadata import version
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -31,6 +32,9 @@ from .runner import RESULT_LIMIT
 
 CONNECT = 2.0
 """Seconds that a connection may take."""
+
+AT_ONCE = 64 * 1024
+"""Bytes of a body that are handed to a connection at once: more would hold up the event loop."""
 
 FAULT_LIMIT = 64 * 1024
 """Bytes that are read of an answer that tells of a failure."""
@@ -90,7 +94,7 @@ class RefusedAddressError(OSError):
 class Service:
     """The service of ``stage``, over connections of its own. ``close`` it at the end.
 
-    Raises ``DeclarationError`` if its URL, headers or secrets name variables that are not set, or set to what will not do.
+    Raises ``DeclarationError`` if a variable that its URL, headers or secrets name is not set, or to what will not do.
     """
 
     def __init__(self, stage: Stage, declared: HttpStage, *, public_url: str = "") -> None:
@@ -140,7 +144,11 @@ class Service:
 
     async def post_once(self, headers: Mapping[str, str], body: bytes | AsyncIterable[bytes]) -> Answer:
         """As ``post``, but a connection that was closed is an error; ``body`` may come in pieces."""
-        async with self._session().post(self._url, data=body, headers=headers, allow_redirects=False) as response:
+        if isinstance(body, bytes) and len(body) > AT_ONCE:
+            data: Any = io.BytesIO(body)
+        else:
+            data = body
+        async with self._session().post(self._url, data=data, headers=headers, allow_redirects=False) as response:
             limit = RESULT_LIMIT if response.status < 300 else FAULT_LIMIT
             chunks: list[bytes] = []
             size = 0
