@@ -1,4 +1,4 @@
-"""``postroad stage``: run stages, list them, set their limits."""
+"""``postroad stage``: run stages, test them, list them, set their limits."""
 
 import asyncio
 import importlib
@@ -16,29 +16,32 @@ from .tables import print_rows
 
 _RUN = "run"
 
+_ELSEWHERE = {_RUN: ("processes", "run_command"), "test": ("conformance", "test_command")}
+"""Those that take long to import, which the others do without."""
+
 
 class _StageCommands(click.Group):
     """Runs the stages that are named, unless the first word is that of a command."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] not in {*self.commands, *context.help_option_names}:
+        if not args or args[0] not in {*self.commands, *_ELSEWHERE, *context.help_option_names}:
             args = [_RUN, *args]
         return super().parse_args(context, args)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name == _RUN:
-            # Not at the top: it takes long to import, and the others do without.
-            command: click.Command = importlib.import_module("..processes", __name__).run_command
+        if name in _ELSEWHERE:
+            module, attribute = _ELSEWHERE[name]
+            command: click.Command = getattr(importlib.import_module(f"..{module}", __name__), attribute)
             return command
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [_RUN, *super().list_commands(context)]
+        return [*_ELSEWHERE, *super().list_commands(context)]
 
 
 @click.group("stage", cls=_StageCommands)
 def stage_command() -> None:
-    """Run stages, list them, set their limits.
+    """Run stages, test their services, list them, set their limits.
 
     postroad stage PIPELINE.STAGE... and postroad stage --all are short for postroad stage run.
     """

@@ -54,6 +54,27 @@ FAILED = {"reason": TEXT, "retry": FLAG, "after": SECONDS}
 EXTENDED = {"seconds": SECONDS}
 
 
+async def read_completion(request: Request) -> dict[str, Any]:
+    """A report that work is done, as it is kept. Raises a ``Problem``."""
+    asked = await read_members(request, COMPLETED)
+    return {"outcome": "completed"} | asked
+
+
+async def read_failure(request: Request) -> dict[str, Any]:
+    """A report that work has failed, to be tried again or, by ``retry``, never; as it is kept. Raises a ``Problem``."""
+    asked = await read_members(request, FAILED)
+    if asked.pop("retry", True):
+        return {"outcome": "failed"} | asked
+    asked.pop("after", None)
+    return {"outcome": "rejected"} | asked
+
+
+async def read_extension(request: Request) -> timedelta:
+    """For how much longer a service wants to have its work, from now. Raises a ``Problem``."""
+    asked = await read_members(request, EXTENDED)
+    return timedelta(seconds=asked.get("seconds", 3600))
+
+
 class Operations:
     """The endpoints. What one changes, it changes in one transaction; ``by`` and ``reason`` stand in the journey."""
 
@@ -146,28 +167,20 @@ class Operations:
 
     async def complete_lease(self, request: Request) -> Response:
         """Work that was handed to a service is done. The same again is answered alike."""
-        asked = await read_members(request, COMPLETED)
-        return await self._report(request, {"outcome": "completed", "result": asked.get("result")})
+        return await self._report(request, await read_completion(request))
 
     async def fail_lease(self, request: Request) -> Response:
         """Work that was handed to a service has failed: to be tried again, unless ``retry`` is false."""
-        asked = await read_members(request, FAILED)
-        if asked.get("retry", True):
-            told = {"outcome": "failed", "after": asked.get("after")}
-        else:
-            told = {"outcome": "rejected"}
-        return await self._report(request, told | {"reason": asked.get("reason")})
+        return await self._report(request, await read_failure(request))
 
     async def extend_lease(self, request: Request) -> Response:
         """Work that was handed to a service takes longer: ``seconds`` from now, an hour unless said otherwise."""
-        asked = await read_members(request, EXTENDED)
-        within = timedelta(seconds=asked.get("seconds", 3600))
+        within = await read_extension(request)
         async with transaction(self._engine) as connection:
             name, until = await extend(connection, request.path_params["token"], within, self._schema)
         return JSONResponse({"stage_run": name, "until": until.isoformat()})
 
     async def _report(self, request: Request, told: dict[str, Any]) -> Response:
-        told = {name: value for name, value in told.items() if value is not None}
         async with transaction(self._engine) as connection:
             name, is_repeat = await report(connection, request.path_params["token"], told, self._schema)
         headers = {"Idempotent-Replayed": "true"} if is_repeat else {}

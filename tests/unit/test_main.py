@@ -172,3 +172,30 @@ def test_the_sql_of_the_migration_needs_no_server(run: Run) -> None:
     assert "create table roads.task (" in out
     assert "postroad." not in out.replace("'postroad.", "'")
     assert out.rstrip().endswith("COMMIT;")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["http://127.0.0.1:1/?token=hidden"], 69, "http://127.0.0.1:1/?*** does not answer: cannot connect to 127."),
+        (["http://169.254.169.254/"], 78, "is an address of this machine's own network or its cloud"),
+        (["host/path"], 78, "'host/path' is no URL of a service"),
+        (["http://host/", "--secret", "whsec_hidden"], 78, "a secret is whsec_ and 24 to 64 bytes in base64"),
+        (["http://host/", "--secret", "${HIDDEN}"], 78, "the environment variable HIDDEN is not set"),
+        (["http://host/", "--header", "authorization hidden"], 2, "a header is of the form NAME=VALUE"),
+        (["http://host/", "--payload", "{"], 2, "--payload: neither a file nor JSON: Expecting property name"),
+        (["http://host/", "--results", "7"], 2, "--results: results are an object"),
+        (["http://host/", "--timeout", "0"], 2, "'0' is not more than 0 and at most an hour"),
+        (["http://host/", "--callback", "--listen", "0.0.0.0:0"], 2, "say by --public-url how the service reaches us"),
+        (["http://host/", "--callback", "--listen", "192.0.2.1:0"], 78, "--listen: "),
+        (["orders.price"], 78, "--app (or POSTROAD_APP) is required"),
+        (["orders.price", "--callback"], 2, "of a stage are those of its declaration"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_stage_test_says_why_it_cannot_begin(run: Run, arguments: list[str], code: int, said: str) -> None:
+    ended, out, err = run("stage", "test", *arguments)
+
+    assert (ended, out) == (code, "")
+    assert said in err.splitlines()[-1]
+    assert "hidden" not in err
