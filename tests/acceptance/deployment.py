@@ -29,6 +29,8 @@ PATIENCE = 45.0
 
 ALL = "--all"
 
+POSTROAD = (sys.executable, "-m", "postroad.cli")
+
 
 def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, poll: float = 0.02) -> Any:
     """The first true value of ``condition()``; fails with ``what`` if there is none in time."""
@@ -54,12 +56,20 @@ class Process:
     """One process of the deployment, under a name; it may be started again after its end. Its log is one file."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], environment: dict[str, str], folder: Path, cwd: Path
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        folder: Path,
+        cwd: Path,
+        *,
+        program: Sequence[str] = POSTROAD,
     ) -> None:
         self.name = name
         self.arguments = arguments
         self.environment = environment
         self._cwd = cwd
+        self._program = program
         self._path = folder / f"{name}.log"
         self._path.touch()
         self._popen: subprocess.Popen[bytes] | None = None
@@ -100,7 +110,7 @@ class Process:
         with self._path.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "postroad.cli", *self.arguments],
+                [*self._program, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
