@@ -28,17 +28,17 @@ class Listener:
     def __init__(self, url: str) -> None:
         self.url = url
         """What the service is told to be the URL of the intake."""
-        self._reported: defaultdict[str, asyncio.Future[tuple[bool, str]]] = defaultdict(
+        self._reported: defaultdict[str, asyncio.Future[tuple[str, str]]] = defaultdict(
             asyncio.get_running_loop().create_future
         )
 
-    async def report(self, token: str, within: timedelta) -> tuple[bool, str]:
-        """Wait for what is reported by ``token``: whether the work is done, and that in words."""
+    async def report(self, token: str, within: timedelta) -> tuple[str, str]:
+        """Wait for what is reported by ``token``: ``completed``, ``failed`` or ``rejected``, and that in words."""
         try:
             async with asyncio.timeout(within.total_seconds()):
                 return await self._reported[token]
         except TimeoutError:
-            return False, f"no report within {within.total_seconds():g} s"
+            return "failed", f"no report within {within.total_seconds():g} s"
 
     @property
     def app(self) -> Starlette:
@@ -68,13 +68,12 @@ class Listener:
             told = await read(request)
         except Problem as problem:
             if not reported.done():
-                reported.set_result((False, f"a report that is refused: {int(problem.status)} {problem.detail}"))
+                reported.set_result(("failed", f"a report that is refused: {int(problem.status)} {problem.detail}"))
             raise
+        outcome = str(told.pop("outcome"))
         if not reported.done():
-            is_done = told["outcome"] == "completed"
-            words = f"completed: {json.dumps(told.get('result'))}" if is_done else f"{told['outcome']}: {told}"
-            reported.set_result((is_done, words[:300]))
-        return JSONResponse({"stage_run": "a test", "outcome": told["outcome"]})
+            reported.set_result((outcome, f"{outcome}: {json.dumps(told.get('result', told))}"[:300]))
+        return JSONResponse({"stage_run": "a test", "outcome": outcome})
 
 
 @contextlib.asynccontextmanager

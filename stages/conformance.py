@@ -78,8 +78,8 @@ class Work:
 class Reports(Protocol):
     """Where a service reports how the work ended that it has taken."""
 
-    async def report(self, token: str, within: timedelta) -> tuple[bool, str]:
-        """Wait for what is reported by ``token``: whether the work is done, and that in words."""
+    async def report(self, token: str, within: timedelta) -> tuple[str, str]:
+        """Wait for what is reported by ``token``: ``completed``, ``failed`` or ``rejected``, and that in words."""
 
 
 class _End(StrEnum):
@@ -212,12 +212,7 @@ class ServiceConformance(_Conformance):
             await self._service.close()
 
     async def _attempt(self, task: Task) -> _Came:
-        headers, body, token = self._request(task)
-        came = await self._post(headers, body)
-        if self._reports is None or came.end is not _End.DONE:
-            return came
-        is_done, words = await self._reports.report(token, self._report_within)
-        return _Came(_End.DONE if is_done else _End.FAILED, f"{came.words}, then {words}", kept=words)
+        return await self._deliver(*self._request(task))
 
     async def _twins(self) -> Check:
         if self._reports is not None:
@@ -232,7 +227,7 @@ class ServiceConformance(_Conformance):
                 yield _skipped(case, "there is no secret")
                 continue
             task = self._task(case)
-            headers, body, _ = self._request(task)
+            headers, body, token = self._request(task)
             signed_at = int(time.time())
             secrets_used = known
             match case:
@@ -251,10 +246,10 @@ class ServiceConformance(_Conformance):
                 headers |= signature(task.idempotency_key, signed_at, body, secrets_used)
             if case == "changed body":
                 body = body.removesuffix(b"}") + b',"changed":true}'
-            yield _heeded(case, sent, await self._post(headers, body))
+            yield _heeded(case, sent, await self._deliver(headers, body, token))
 
     async def _slow(self) -> Check:
-        headers, body, _ = self._request(self._task("slow"))
+        headers, body, token = self._request(self._task("slow"))
         takes = min(SLOW, self._stage.timeout / 2)
         size = len(body) // PIECES + 1
 
@@ -263,7 +258,7 @@ class ServiceConformance(_Conformance):
                 yield body[start : start + size]
                 await asyncio.sleep(takes.total_seconds() / PIECES)
 
-        came = await self._post(headers | {"content-length": str(len(body))}, pieces())
+        came = await self._deliver(headers | {"content-length": str(len(body))}, pieces(), token)
         if came.end is _End.SILENT:
             verdict = Verdict.FAILED
         else:
@@ -276,6 +271,14 @@ class ServiceConformance(_Conformance):
         token = "" if self._reports is None else secrets.token_urlsafe(24)
         headers, body = self._service.request(replace(task, lease=token or None), task.traceparent)
         return headers, body, token
+
+    async def _deliver(self, headers: dict[str, str], body: bytes | AsyncIterator[bytes], token: str) -> _Came:
+        came = await self._post(headers, body)
+        if self._reports is None or came.end is not _End.DONE:
+            return came
+        outcome, words = await self._reports.report(token, self._report_within)
+        end = {"completed": _End.DONE, "rejected": _End.DEAD}.get(outcome, _End.FAILED)
+        return replace(came, end=end, words=f"{came.words}, then {words}", kept=words)
 
     async def _post(self, headers: dict[str, str], body: bytes | AsyncIterator[bytes]) -> _Came:
         try:
