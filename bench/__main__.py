@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import idle, memory, parked, rate, swf, throughput
+from . import away, idle, memory, parked, rate, swf, throughput
 from .chaos import run as chaos
 
 
@@ -23,6 +23,8 @@ def main() -> int:
             return chaos.run(
                 seconds=options.seconds, seed=options.seed, lease=options.lease, only=options.only, report=options.json
             )
+        case "away":
+            return away.run(seconds=options.seconds)
         case "memory":
             return memory.run(tasks=options.tasks, every=options.every)
         case "idle":
@@ -56,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
 
     limit = measurements.add_parser("rate", help="whether a rate holds over four processes, and is used up")
     limit.add_argument("--seconds", type=float, default=20, help="how long each time [%(default)s]")
+
+    gone = measurements.add_parser("away", help="a stage whose service is away, and the stage beside it")
+    gone.add_argument("--seconds", type=float, default=60, help="for how long, and how long before [%(default)s]")
 
     idle_run = measurements.add_parser("idle", help="the relay beside a transaction that is never committed")
     idle_run.add_argument("--events", type=int, default=30_000, help="how many are published each time [%(default)s]")
