@@ -18,9 +18,9 @@ from ..outbox.submit import Answer, Submission, TaskTaken, accept
 GROUP = 1000
 """Tasks that share one commit at most."""
 
-PATIENCE = "2s"
-"""How long a commit waits for a key that somebody's own transaction is about to commit: that may stay open for hours,
-and everybody else's tasks would wait with it."""
+PATIENCE, PATIENCE_OF_MANY = "1s", "200ms"
+"""How long a commit waits for a key that somebody's own transaction has submitted: that may stay open for hours, and
+everybody else's tasks would wait with it. A commit of many is then split, until the key's task stands alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Submitter:
 
     async def _accept(self, group: Sequence[Submission]) -> Sequence[Answer]:
         async with self._engine.begin() as connection:
-            return await accept(connection, group, self._schema, patience=PATIENCE)
+            patience = PATIENCE if len(group) == 1 else PATIENCE_OF_MANY
+            return await accept(connection, group, self._schema, patience=patience)
 
 
 def _concerns_all(error: BaseException) -> bool:

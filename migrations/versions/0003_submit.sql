@@ -63,14 +63,17 @@ create function postroad.accept(
     traceparents text[], not_befores timestamptz[], deadlines timestamptz[], patience text default null
 ) returns table (
     place bigint, outcome text, task_id uuid, created_at timestamptz, traceparent text, fault text
-) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan as $$
 -- The one place where tasks are accepted, each with its idempotency key and the event of its creation.
 -- Arrays of one length; those after payloads may be null. A task_id that is null is made here; one that is_own was
 -- chosen by the client, and stands for the key if there is none.
 -- Locks the new rows. All keys are inserted before any task, and both in order, so that two groups that share some
 -- cannot wait for each other; one that somebody else is about to commit is waited for, at most for patience, which
 -- then is the lock_timeout of the transaction.
--- Leans on the primary key of task, by a lateral that the planner cannot turn into a join of the whole table.
+-- Leans on the primary key of task, by a lateral that the planner cannot turn into a join of the whole table. So one plan
+-- fits all: to plan for each call takes as long as to accept a task.
 -- Returns a row for each place (from 1). outcome is accepted; replayed, key_taken (task_id is the one that the key
 -- stands for); task_taken (the client's own); unknown_pipeline; invalid (fault says why, as member and detail).
 -- Only for the first two is there such a task, and only for the first was anything written. A task_id that comes twice,

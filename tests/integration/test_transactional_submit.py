@@ -370,6 +370,7 @@ async def test_a_key_that_an_open_transaction_holds_keeps_nobody_else_from_the_d
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postroad.intake.submit.PATIENCE", "100ms")
+    monkeypatch.setattr("postroad.intake.submit.PATIENCE_OF_MANY", "50ms")
     async with door.road.engine.connect() as connection:
         held = await submit(connection, "travel", {"to": "Rome"}, key="held")
         answers = await asyncio.gather(*(door.submit(key) for key in ("a", "held", "b", "c")))
