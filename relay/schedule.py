@@ -33,6 +33,9 @@ EVERY = 1.0
 LIMIT = 500
 """Schedules that share one transaction at most."""
 
+HELD = "10s"
+"""How long a relay that was stopped in its tracks may hold what it was about to submit; then Postgres lets it go."""
+
 REST = timedelta(minutes=1)
 """How long a schedule is left alone whose line or time zone is none any more."""
 
@@ -64,6 +67,7 @@ class Scheduler:
             heed_cancellation()
             try:
                 async with await connect_psycopg(self._settings, application="postroad schedule") as connection:
+                    await connection.execute(_HOLD, [HELD])
                     while True:
                         heed_cancellation()
                         if await self.round(connection) < LIMIT:
@@ -96,8 +100,15 @@ class Scheduler:
                 },
             )
         for row, tick in now_due:
-            log.info("schedule %s: submitted for %s", row.schedule, rfc3339(tick), extra={"pipeline": row.pipeline})
+            if (task_id := tasks[row.schedule]) is not None:
+                log.info(
+                    "schedule %s: submitted for %s", row.schedule, rfc3339(tick),
+                    extra={"pipeline": row.pipeline, "task_id": str(task_id)},
+                )  # fmt: skip
         return len(due)
+
+
+_HOLD = "select set_config('idle_in_transaction_session_timeout', %s, false)"
 
 
 def _tick(row: _Due) -> tuple[datetime | None, datetime]:

@@ -13,6 +13,7 @@ from postroad import Settings
 from postroad.core.database import connect_psycopg
 from postroad.core.errors import DeclarationError, NotFoundError, RefusedError, UnstorableError
 from postroad.intake import schedules
+from postroad.relay import schedule
 from postroad.relay.relay import Relay
 from postroad.relay.schedule import Scheduler
 from postroad.testing.traffic import until
@@ -178,6 +179,33 @@ async def test_one_whose_key_stands_for_something_else_goes_on_with_the_next_tic
     after = await row(road)
     assert after["next_at"] > tick
     assert after["last_task"] is None
+
+
+async def test_a_relay_that_is_stopped_in_its_tracks_does_not_hold_a_schedule_for_long(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+
+    async def stop(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    await add(road, cron=YEARLY)
+    await road.ask("update postroad.schedule set next_at = '2026-01-01'")
+    monkeypatch.setattr(schedule, "HELD", "2s")
+    with monkeypatch.context() as stopped:
+        stopped.setattr(schedule, "accept", stop)
+        stopping = asyncio.create_task(Scheduler(road.settings).run())
+        await reached.wait()
+    assert await run_round(road) == 0
+
+    async def has_run() -> bool:
+        return await run_round(road) == 1
+
+    await until(has_run, seconds=20)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    assert await road.count("task") == {"task": 1}
 
 
 async def test_the_relay_that_works_runs_them(settings: Settings) -> None:
