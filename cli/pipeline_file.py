@@ -46,6 +46,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "name": (str, "a string"),
+    "priorities": (bool, "true or false"),
     "after": ((str, list), "the name of a stage, or a list of such names"),
     "retries": (int, "a whole number"),
     "timeout": ((int, float, str), 'seconds, or a duration such as "500ms", "15s" or "2m"'),
@@ -88,11 +89,13 @@ class _File:
     def pipeline(self, document: Mapping[str, Any]) -> Pipeline:
         self._known_keys((), document, ("pipeline", "stages"))
         head = self._table(("pipeline",), document.get("pipeline"))
-        self._known_keys(("pipeline",), head, ("name",))
+        self._known_keys(("pipeline",), head, ("name", "priorities"))
         if "name" not in head:
             raise self._wrong(("pipeline",), 'the name is missing: name = "orders"')
-        self._check_type(("pipeline", "name"), head["name"])
-        pipeline = self._guarded(("pipeline", "name"), lambda: Pipeline(head["name"]))
+        for key, value in head.items():
+            self._check_type(("pipeline", key), value)
+        priorities = head.get("priorities", False)
+        pipeline = self._guarded(("pipeline", "name"), lambda: Pipeline(head["name"], priorities=priorities))
         stages = self._table(("stages",), document.get("stages"))
         for name, table in stages.items():
             self._add(pipeline, name, self._table(("stages", name), table), stages)

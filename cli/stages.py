@@ -72,6 +72,7 @@ def list_(pipeline: str | None, as_json: bool, **given: Any) -> None:
         "burst",
         "max_running",
         "limits_set",
+        "priorities",
         "resting_until",
         "trouble",
     ]

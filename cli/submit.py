@@ -19,6 +19,7 @@ from ..core.backoff import Pause
 from ..core.errors import UnreachableError, UnstorableError
 from ..core.jsontext import decode
 from ..core.moment import parse_rfc3339
+from ..core.priority import WORDS
 
 BATCH = 200
 """Lines in one request."""
@@ -76,6 +77,9 @@ def _checked_moment(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--not-before", metavar="MOMENT", callback=_checked_moment, help="Start then: 2026-12-01T10:00:00+01:00.")
 @click.option("--deadline", metavar="MOMENT", callback=_checked_moment, help="From then on start no stage of them.")
 @click.option("--run", metavar="NAME", help="Go on with a run that ended early, on the same file.")
+@click.option(
+    "--priority", type=click.Choice(list(WORDS)), help="Of the lines that do not say, if the pipeline has any."
+)
 def submit_command(
     pipeline: str,
     file: io.BufferedIOBase,
@@ -83,11 +87,12 @@ def submit_command(
     patience: float,
     not_before: str | None,
     deadline: str | None,
+    priority: str | None,
     run: str | None,
 ) -> None:
     """Submit tasks to PIPELINE, a line each: {"payload": …, "idempotency_key"?, "labels"?, "task_id"?}.
 
-    A line may have not_before and deadline of its own too; the options are for those that have none.
+    A line may have not_before, deadline and priority of its own too; the options are for those that have none.
 
     A line with neither an idempotency key nor a task id is given a key made of the run's name and its number, so that
     nothing is accepted twice when a request, or with --run the whole run, is repeated. Prints what became of the
@@ -110,7 +115,7 @@ def submit_command(
             bar = progress.add_task("submit", total=None)
             await submit(
                 url, pipeline, source, run=name, patience=patience, tally=tally,
-                defaults={"not_before": not_before, "deadline": deadline},
+                defaults={"not_before": not_before, "deadline": deadline, "priority": priority},
                 advance=lambda count: progress.advance(bar, count),
             )  # fmt: skip
 

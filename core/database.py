@@ -72,6 +72,7 @@ pipeline_table = Table(
     Column("definition", JSONB, nullable=False),
     Column("version", Integer, nullable=False),
     Column("deployed_at", _moment, nullable=False),
+    Column("priorities", Boolean, nullable=False),
 )
 stage_table = Table(
     "stage",
@@ -104,6 +105,7 @@ task_table = Table(
     Column("created_at", _moment, nullable=False),
     Column("updated_at", _moment, nullable=False),
     Column("finished_at", _moment),
+    Column("priority", SmallInteger, nullable=False),
     Column("not_before", _moment),
     Column("deadline", _moment),
 )
@@ -145,6 +147,7 @@ outbox_table = Table(
     Column("data", JSONB, nullable=False),
     Column("traceparent", Text),
     Column("occurred_at", _moment, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
 )
 tick_table = Table(
     "tick",

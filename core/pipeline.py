@@ -34,6 +34,7 @@ class Stage:
     one worker process runs at once; ``rate`` and ``max_running`` bound how many begin, and run at once, over all of its
     processes. ``transaction`` is the type of connection that the handler asks for: it is
     the transaction in which the outcome commits, so what the handler writes there commits or vanishes with it.
+    ``priorities`` is the pipeline's.
     """
 
     pipeline: str
@@ -48,6 +49,7 @@ class Stage:
     max_running: int | None = None
     hands_over: timedelta | None = None
     """How long the service has to report how the work ended, if it does so later."""
+    priorities: bool = False
 
     @property
     def full_name(self) -> str:
@@ -74,10 +76,16 @@ class Pipeline:
         async def allocate(task: Task, connection: AsyncConnection) -> dict: ...
 
     Names are lower-case letters, digits, ``_`` and ``-``, beginning with a letter, 63 at most.
+
+    With ``priorities`` a task may be submitted as ``high`` or ``low``: its stages take the more urgent ones first, and
+    the others at least now and then. Raises ``DeclarationError``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, priorities: bool = False) -> None:
         self.name = _checked_name("pipeline", name)
+        if not isinstance(priorities, bool):
+            raise DeclarationError(f"pipeline {name!r}: priorities is True or False, not {priorities!r}")
+        self.priorities = priorities
         self._stages: dict[str, Stage] = {}
 
     def __repr__(self) -> str:
@@ -179,6 +187,7 @@ class Pipeline:
             rate=limit_per_time,
             max_running=max_running,
             hands_over=handler.hands_over if isinstance(handler, HttpStage) else None,
+            priorities=self.priorities,
         )
 
     def graph(self) -> Mapping[str, Stage]:

@@ -25,7 +25,7 @@ async def list_stages(
     connection: AsyncConnection, schema: str, *, pipeline: str | None = None
 ) -> Sequence[dict[str, Any]]:
     """The stages in force: ``pipeline``, ``stage``, ``after``, ``paused``, ``rate``, ``burst``, ``max_running``,
-    ``limits_set``, true if people have set some of the limits, and ``resting_until`` and ``trouble`` of those whose
-    service is away."""
+    ``limits_set``, true if people have set some of the limits, ``priorities``, and ``resting_until`` and ``trouble`` of
+    those whose service is away."""
     rows = await connection.exec_driver_sql(Statements(__package__ or "", schema)["stages"], {"pipeline": pipeline})
     return [dict(row._mapping) for row in rows]

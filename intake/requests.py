@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from ..core.errors import UnstorableError
 from ..core.jsontext import decode, encode
 from ..core.moment import parse_rfc3339
+from ..core.priority import WORDS, Priority
 from ..core.task import new_task_id
 from ..core.telemetry import continued
 from ..outbox.submit import Submission
@@ -21,7 +22,7 @@ from .problems import Fault, Problem, invalid, malformed
 BATCH_LINES = 10_000
 """Lines of one batch, empty ones among them: a body of nothing but newlines must cost no more than one of tasks."""
 
-MEMBERS = {"pipeline", "payload", "task_id", "labels", "not_before", "deadline"}
+MEMBERS = {"pipeline", "payload", "task_id", "labels", "not_before", "deadline", "priority"}
 """What a task is asked for with."""
 
 LABELS = 16
@@ -100,6 +101,7 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
     task_id = _task_id(document.get("task_id"), faults)
     labels = _labels(document.get("labels"), faults)
     not_before, deadline = (_moment(document, member, faults) for member in ("not_before", "deadline"))
+    priority = _priority(document.get("priority"), faults)
     if allow_key and document.get("idempotency_key") is not None:
         own = document["idempotency_key"]
         if isinstance(own, str) and _KEY.fullmatch(own):
@@ -118,6 +120,7 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
         key=key,
         not_before=not_before,
         deadline=deadline,
+        priority=priority,
     )
 
 
@@ -213,6 +216,15 @@ def _moment(document: Mapping[str, Any], member: str, faults: list[Fault]) -> da
         pass
     faults.append(Fault(MOMENT.description, f"/{member}"))
     return None
+
+
+def _priority(value: Any, faults: list[Fault]) -> Priority:
+    if value is None:
+        return Priority.NORMAL
+    if isinstance(value, str) and value in WORDS:
+        return WORDS[value]
+    faults.append(Fault(f"one of {', '.join(WORDS)}", "/priority"))
+    return Priority.NORMAL
 
 
 def _labels(value: Any, faults: list[Fault]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core.priority import WORDS
 from ..core.task import Status
 from .endpoint import Schema, ref
 
@@ -43,6 +44,7 @@ SCHEMAS: dict[str, Schema] = {
             },
             "not_before": {**_NO_MOMENT, "description": "its first stages do not start before; at most a year ahead"},
             "deadline": {**_NO_MOMENT, "description": "no stage of it is started at or after this moment"},
+            "priority": {"enum": [*WORDS, None], "description": "in a pipeline that has priorities; else normal"},
         },
     },
     "AcceptedTask": shape(
@@ -77,6 +79,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             "task_id": _ID,
             "pipeline": _TEXT,
+            "priority": {"enum": list(WORDS)},
             "status": {"enum": [str(status) for status in Status]},
             "stage_status": _TEXT,
             "stages_done": {"type": "array", "items": _TEXT},

@@ -14,6 +14,7 @@ from ..core.database import SCHEMA, Statements
 from ..core.errors import NotFoundError, RefusedError, UnstorableError
 from ..core.jsontext import encode
 from ..core.moment import in_utc
+from ..core.priority import WORDS, Priority
 from ..core.task import new_task_id
 from ..core.telemetry import continued, current_traceparent
 from .connections import AnyAsyncConnection, Rows, SyncConnection, execute
@@ -36,6 +37,7 @@ class Submission:
     has_own_id: bool = False
     not_before: datetime | None = None
     deadline: datetime | None = None
+    priority: Priority = Priority.NORMAL
 
     def traced(self, traceparent: str) -> "Submission":
         """The same submission, under another span of its trace."""
@@ -127,6 +129,7 @@ def submit(
     task_id: UUID | None = ...,
     not_before: datetime | None = ...,
     deadline: datetime | None = ...,
+    priority: str | None = ...,
     traceparent: str | None = ...,
     schema: str = ...,
 ) -> Accepted: ...
@@ -143,6 +146,7 @@ def submit(
     task_id: UUID | None = ...,
     not_before: datetime | None = ...,
     deadline: datetime | None = ...,
+    priority: str | None = ...,
     traceparent: str | None = ...,
     schema: str = ...,
 ) -> Awaitable[Accepted]: ...
@@ -158,6 +162,7 @@ def submit(
     task_id: UUID | None = None,
     not_before: datetime | None = None,
     deadline: datetime | None = None,
+    priority: str | None = None,
     traceparent: str | None = None,
     schema: str = SCHEMA,
 ) -> Accepted | Awaitable[Accepted]:
@@ -165,8 +170,9 @@ def submit(
 
     ``connection`` is a connection or session of SQLAlchemy over psycopg, or a connection of psycopg; on an asynchronous
     one the call is awaited. The same ``key`` with the same content again, from wherever it comes, is the same task
-    (``is_replay``). ``not_before`` and ``deadline`` need a time zone. The task goes on with the trace of
-    ``traceparent``, by default that of the current OpenTelemetry span. ``schema`` is that of ``postroad migrate``.
+    (``is_replay``). ``not_before`` and ``deadline`` need a time zone. ``priority`` is ``high``, ``normal`` or ``low``, in
+    a pipeline that has priorities. The task goes on with the trace of ``traceparent``, by default that of the current
+    OpenTelemetry span. ``schema`` is that of ``postroad migrate``.
 
     What is refused writes nothing and leaves the transaction usable: ``NotFoundError`` for an unknown pipeline,
     ``UnstorableError`` for a value against the rules (``pointer`` names it), ``RefusedError`` for a key or task id that
@@ -176,7 +182,7 @@ def submit(
     """
     asked = _asked(
         pipeline, payload, key=key, labels=labels, task_id=task_id, not_before=not_before, deadline=deadline,
-        traceparent=traceparent,
+        priority=priority, traceparent=traceparent,
     )  # fmt: skip
     statement = Statements(__package__ or "", schema)["accept"]
     parameters = _columns([asked]) | {"patience": None}
@@ -193,6 +199,7 @@ def submit_many(
     labels: Mapping[str, str] | None = ...,
     not_before: datetime | None = ...,
     deadline: datetime | None = ...,
+    priority: str | None = ...,
     traceparent: str | None = ...,
     schema: str = ...,
 ) -> list[Accepted]: ...
@@ -208,6 +215,7 @@ def submit_many(
     labels: Mapping[str, str] | None = ...,
     not_before: datetime | None = ...,
     deadline: datetime | None = ...,
+    priority: str | None = ...,
     traceparent: str | None = ...,
     schema: str = ...,
 ) -> Awaitable[list[Accepted]]: ...
@@ -222,6 +230,7 @@ def submit_many(
     labels: Mapping[str, str] | None = None,
     not_before: datetime | None = None,
     deadline: datetime | None = None,
+    priority: str | None = None,
     traceparent: str | None = None,
     schema: str = SCHEMA,
 ) -> list[Accepted] | Awaitable[list[Accepted]]:
@@ -238,7 +247,8 @@ def submit_many(
     trace = continued(traceparent or current_traceparent())
     asked = [
         _asked(
-            pipeline, payload, key=key, labels=labels, not_before=not_before, deadline=deadline, traceparent=trace
+            pipeline, payload, key=key, labels=labels, not_before=not_before, deadline=deadline, priority=priority,
+            traceparent=trace,
         )
         for payload, key in zip(payloads, their_keys, strict=True)
     ]  # fmt: skip
@@ -270,8 +280,11 @@ def _asked(
     task_id: UUID | None = None,
     not_before: datetime | None,
     deadline: datetime | None,
+    priority: str | None,
     traceparent: str | None,
 ) -> Submission:
+    if priority is not None and priority not in WORDS:
+        raise UnstorableError(f"{priority!r} is none of {', '.join(WORDS)}", "/priority")
     moments = {"not_before": not_before, "deadline": deadline}
     for member, moment in moments.items():
         if moment is None:
@@ -295,6 +308,7 @@ def _asked(
         key=key,
         not_before=moments["not_before"],
         deadline=moments["deadline"],
+        priority=Priority.NORMAL if priority is None else WORDS[priority],
     )
 
 
@@ -342,4 +356,5 @@ def _columns(group: Sequence[Submission]) -> dict[str, Any]:
         "traceparent": [submission.traceparent for submission in group],
         "not_before": [submission.not_before for submission in group],
         "deadline": [submission.deadline for submission in group],
+        "priority": [int(submission.priority) for submission in group],
     }

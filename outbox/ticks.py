@@ -14,6 +14,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from ..core.database import Statements
+from ..core.priority import Priority
 
 PAGE = 500
 """Events that are read, and published, at once: a few milliseconds for Redis."""
@@ -47,6 +48,7 @@ class Appended:
     stage: str | None
     traceparent: str | None
     time: int
+    priority: int = Priority.NORMAL
 
 
 class Ticks:

@@ -61,7 +61,8 @@ def definition(pipeline: Pipeline) -> dict[str, Any]:
                 **_doer(stage),
             }
             for stage in pipeline.graph().values()
-        ]
+        ],
+        **({"priorities": True} if pipeline.priorities else {}),
     }
 
 
@@ -104,7 +105,8 @@ async def deploy(connection: AsyncConnection, pipeline: Pipeline, schema: str, *
         )
     recorded = (
         await connection.exec_driver_sql(
-            sql["record_pipeline"], {"pipeline": pipeline.name, "definition": encode(wanted)}
+            sql["record_pipeline"],
+            {"pipeline": pipeline.name, "definition": encode(wanted), "priorities": pipeline.priorities},
         )
     ).one_or_none()
     if recorded is None:
@@ -147,7 +149,8 @@ async def record_if_new(connection: AsyncConnection, pipeline: Pipeline, stages:
             f"version {version} of pipeline {pipeline.name!r}, which is in force, has no stage"
             f" {', '.join(map(repr, missing))}: run postroad deploy"
         )
-    if known != {stage.name: list(stage.after) for stage in pipeline.graph().values()}:
+    graph = {stage.name: list(stage.after) for stage in pipeline.graph().values()}
+    if (known, in_force.get("priorities", False)) != (graph, pipeline.priorities):
         log.warning(
             "pipeline %s: version %d, which is in force, has another graph than this code; postroad deploy changes it",
             pipeline.name, version,

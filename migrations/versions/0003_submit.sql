@@ -1,3 +1,16 @@
+alter table postroad.pipeline add column priorities boolean not null default false;
+
+comment on column postroad.pipeline.priorities is
+    'Whether each of its stages has a stream for each priority; else there is one for all tasks.';
+
+alter table postroad.task add column priority smallint not null default 1 check (priority between 0 and 2);
+
+comment on column postroad.task.priority is '0 low, 1 normal, 2 high.';
+
+alter table postroad.outbox add column priority smallint not null default 1;
+
+comment on column postroad.outbox.priority is 'That of the task, so that the relay need not look it up.';
+
 alter table postroad.task
     add column not_before timestamptz,
     add column deadline   timestamptz;
@@ -24,6 +37,12 @@ return '00-' || encode(uuid_send(gen_random_uuid()), 'hex') || '-'
        || encode(substring(uuid_send(gen_random_uuid()) from 1 for 8), 'hex') || '-00';
 
 comment on function postroad.new_traceparent() is 'The context of a new trace (W3C Trace Context).';
+
+create function postroad.priority_of(word text) returns smallint language sql immutable parallel safe
+return case when word is null then null when word = 'high' then 2 when word = 'normal' then 1 when word = 'low' then 0
+            else -1 end::smallint;
+
+comment on function postroad.priority_of(text) is 'The number of a priority; -1 for another word, null for none.';
 
 create function postroad.label_fault(labels jsonb) returns text language sql immutable parallel safe
 return case
@@ -60,7 +79,8 @@ it: only if that has so many brackets, or digits in a row, is the payload itself
 
 create function postroad.accept(
     task_ids uuid[], are_own boolean[], pipelines text[], payloads jsonb[], all_labels jsonb[], keys text[],
-    traceparents text[], not_befores timestamptz[], deadlines timestamptz[], patience text default null
+    traceparents text[], not_befores timestamptz[], deadlines timestamptz[], priorities smallint[],
+    patience text default null
 ) returns table (
     place bigint, outcome text, task_id uuid, created_at timestamptz, traceparent text, fault text
 ) language plpgsql security definer
@@ -83,12 +103,13 @@ declare
     the_key text;
     the_hash bytea;
     the_id_is_taken boolean;
+    it_fits boolean;
     known record;
 begin
     if patience is not null then
         perform set_config('lock_timeout', patience, true);
     end if;
-    for place, outcome, task_id, created_at, traceparent, fault, the_key, the_hash, the_id_is_taken in
+    for place, outcome, task_id, created_at, traceparent, fault, the_key, the_hash, the_id_is_taken, it_fits in
         with asked as materialized (
             select s.place, s.pipeline, s.payload, s.not_before, s.deadline,
                    coalesce(s.task_id, postroad.new_task_id()) as task_id,
@@ -101,15 +122,18 @@ begin
                         then s.traceparent else postroad.new_traceparent() end as traceparent,
                    jsonb_build_array(
                        s.pipeline, coalesce(s.labels, '{}'), s.payload, case when s.is_own then s.task_id end,
-                       extract(epoch from s.not_before), extract(epoch from s.deadline))::text as content
+                       extract(epoch from s.not_before), extract(epoch from s.deadline),
+                       nullif(s.priority, 1))::text as content,
+                   coalesce(s.priority, 1::smallint) as priority
               from unnest(task_ids, are_own, pipelines, payloads, all_labels, keys, traceparents, not_befores,
-                          deadlines)
+                          deadlines, priorities)
                    with ordinality as s (task_id, is_own, pipeline, payload, labels, key, traceparent, not_before,
-                                         deadline, place)
+                                         deadline, priority, place)
         ),
         submission as materialized (
             select asked.*, pipeline.pipeline is not null as is_known, taken.task_id is not null as is_taken,
                    coalesce(asked.deadline <= clock_timestamp(), false) as is_late,
+                   asked.priority = 1 or coalesce(pipeline.priorities, false) as is_fit,
                    sha256(convert_to(content, 'UTF8')) as request_hash,
                    case
                        when asked.pipeline is null then 'pipeline: the name of a pipeline is required'
@@ -121,6 +145,7 @@ begin
                        when not_before = '-infinity' then 'not_before: a moment; leave it out for at once'
                        when not isfinite(deadline) then 'deadline: a moment; leave it out for none'
                        when deadline <= not_before then 'deadline: a moment after not_before'
+                       when asked.priority not between 0 and 2 then 'priority: high, normal or low'
                        when labels <> '{}' and postroad.label_fault(labels) is not null
                            then postroad.label_fault(labels)
                        when length(content) > 200 then postroad.payload_fault(payload, content)
@@ -134,7 +159,7 @@ begin
             insert into postroad.intake_key (pipeline, key, request_hash, task_id)
             select pipeline, key, request_hash, task_id
               from submission
-             where fault is null and is_known and not is_taken and not is_late and key is not null
+             where fault is null and is_known and not is_taken and not is_late and is_fit and key is not null
              order by pipeline, key, place
                 on conflict do nothing
             returning task_id
@@ -143,20 +168,21 @@ begin
             -- Of those that are one and the same the first; the others will find its key.
             select distinct on (task_id, key) *
               from submission
-             where fault is null and is_known and not is_taken and not is_late
+             where fault is null and is_known and not is_taken and not is_late and is_fit
                and (key is null or task_id in (select task_id from keyed))
              order by task_id, key, place
         ),
         created as (
             insert into postroad.task
-                   (task_id, pipeline, payload, labels, trace_id, traceparent, not_before, deadline)
-            select task_id, pipeline, payload, labels, substr(traceparent, 4, 32), traceparent, not_before, deadline
+                   (task_id, pipeline, payload, labels, trace_id, traceparent, not_before, deadline, priority)
+            select task_id, pipeline, payload, labels, substr(traceparent, 4, 32), traceparent, not_before, deadline,
+                   priority
               from fresh
              order by task_id
         ),
         event as (
-            insert into postroad.outbox (task_id, pipeline, type, traceparent)
-            select task_id, pipeline, 'TaskCreated', traceparent from fresh order by place
+            insert into postroad.outbox (task_id, pipeline, type, traceparent, priority)
+            select task_id, pipeline, 'TaskCreated', traceparent, priority from fresh order by place
         )
         -- No join: the planner takes the sets above for single rows, and would compare each with each.
         select place,
@@ -164,7 +190,7 @@ begin
                     when not is_known then 'unknown_pipeline'
                     when place in (select place from fresh) then 'accepted'
                end,
-               task_id, now(), traceparent, fault, key, request_hash, is_taken
+               task_id, now(), traceparent, fault, key, request_hash, is_taken, is_fit
           from submission
          order by place
     loop
@@ -188,6 +214,10 @@ begin
                 task_id := known.task_id;
                 created_at := known.created_at;
                 traceparent := coalesce(known.traceparent, traceparent);
+            elsif not it_fits then
+                outcome := 'invalid';
+                fault := 'priority: pipeline ' || pipelines[place] || ' has no priorities; leave it out, or declare'
+                         ' Pipeline(…, priorities=True) and run postroad deploy';
             elsif the_id_is_taken then
                 outcome := 'task_taken';
             elsif deadlines[place] <= clock_timestamp() then
@@ -204,7 +234,7 @@ end $$;
 
 create function postroad.accept_all(
     task_ids uuid[], are_own boolean[], pipelines text[], payloads jsonb[], all_labels jsonb[], keys text[],
-    traceparents text[], not_befores timestamptz[], deadlines timestamptz[]
+    traceparents text[], not_befores timestamptz[], deadlines timestamptz[], priorities smallint[]
 ) returns table (
     place bigint, outcome text, task_id uuid, created_at timestamptz, traceparent text, fault text
 ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -215,7 +245,8 @@ begin
     for place, outcome, task_id, created_at, traceparent, fault in
         select *
           from postroad.accept(
-                   task_ids, are_own, pipelines, payloads, all_labels, keys, traceparents, not_befores, deadlines)
+                   task_ids, are_own, pipelines, payloads, all_labels, keys, traceparents, not_befores, deadlines,
+                   priorities)
     loop
         return next;
         if outcome not in ('accepted', 'replayed') then
@@ -254,7 +285,8 @@ end $$;
 -- replace keeps their grants; a migration that adds a parameter drops them, and must grant again to whom it took them.
 create function postroad.submit(
     pipeline text, payload jsonb, key text default null, labels jsonb default '{}', task_id uuid default null,
-    traceparent text default null, not_before timestamptz default null, deadline timestamptz default null
+    traceparent text default null, not_before timestamptz default null, deadline timestamptz default null,
+    priority text default null
 ) returns uuid language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     answer record;
@@ -262,20 +294,20 @@ begin
     select * into strict answer
       from postroad.accept(
                array[task_id], array[task_id is not null], array[pipeline], array[payload], array[labels], array[key],
-               array[traceparent], array[not_before], array[deadline]);
+               array[traceparent], array[not_before], array[deadline], array[postroad.priority_of(priority)]);
     if answer.outcome not in ('accepted', 'replayed') then
         perform postroad.refuse(answer.outcome, answer.task_id, answer.fault, pipeline, key);
     end if;
     return answer.task_id;
 end $$;
 
-comment on function postroad.submit(text, jsonb, text, jsonb, uuid, text, timestamptz, timestamptz) is
+comment on function postroad.submit(text, jsonb, text, jsonb, uuid, text, timestamptz, timestamptz, text) is
     'Submit a task in this transaction: it is in its pipeline if this commits. Returns its id; under a key that was used
 before, with the same content, the id of then. See docs/submit.md.';
 
 create function postroad.submit_many(
     pipeline text, payloads jsonb[], keys text[] default null, labels jsonb default '{}', traceparent text default null,
-    not_before timestamptz default null, deadline timestamptz default null
+    not_before timestamptz default null, deadline timestamptz default null, priority text default null
 ) returns table (
     place bigint, task_id uuid, is_replay boolean
 ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -296,7 +328,8 @@ begin
           from postroad.accept(
                    null, null, array_fill(pipeline, array[count]), payloads, array_fill(labels, array[count]), keys,
                    array_fill(traceparent, array[count]), array_fill(not_before, array[count]),
-                   array_fill(deadline, array[count])) as accepted
+                   array_fill(deadline, array[count]),
+                   array_fill(postroad.priority_of(priority), array[count])) as accepted
     loop
         if answer.outcome not in ('accepted', 'replayed') then
             perform postroad.refuse(
@@ -310,7 +343,7 @@ begin
     end loop;
 end $$;
 
-comment on function postroad.submit_many(text, jsonb[], text[], jsonb, text, timestamptz, timestamptz) is
+comment on function postroad.submit_many(text, jsonb[], text[], jsonb, text, timestamptz, timestamptz, text) is
     'Submit a task for each payload in this transaction, all of them or none. Returns a row for each, in their order.';
 
 create function postroad.task_status(task_id uuid) returns table (
@@ -335,7 +368,7 @@ comment on function postroad.task_status(uuid) is
     'Where a task is, in one row; none if there is no such task. dead_stage and reason: of its first dead letter.';
 
 revoke execute on function
-    postroad.new_task_id, postroad.new_traceparent, postroad.label_fault, postroad.payload_fault, postroad.accept,
+    postroad.new_task_id, postroad.new_traceparent, postroad.priority_of, postroad.label_fault, postroad.payload_fault, postroad.accept,
     postroad.accept_all, postroad.refuse, postroad.submit, postroad.submit_many, postroad.task_status
 from public;
 

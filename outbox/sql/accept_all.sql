@@ -4,4 +4,4 @@ select place, outcome, task_id, created_at, traceparent, fault
   from postroad.accept_all(
            %(task_id)s::uuid[], %(is_own)s::boolean[], %(pipeline)s::text[], %(payload)s::text[]::jsonb[],
            %(labels)s::text[]::jsonb[], %(key)s::text[], %(traceparent)s::text[], %(not_before)s::timestamptz[],
-           %(deadline)s::timestamptz[])
+           %(deadline)s::timestamptz[], %(priority)s::smallint[])

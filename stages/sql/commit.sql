@@ -21,10 +21,10 @@ with outcome as materialized (
      order by task_id
 ),
 held as materialized (
-    select outcome.*, task.pipeline, task.status, task.traceparent, task.stages_done
+    select outcome.*, task.pipeline, task.status, task.traceparent, task.stages_done, task.priority
       from outcome
      cross join lateral (
-           select pipeline, status, traceparent, stages_done
+           select pipeline, status, traceparent, stages_done, priority
              from postroad.task
             where task.task_id = outcome.task_id
               and task.version = outcome.version
@@ -90,7 +90,7 @@ dead_letter_written as (
      where kind = 'dead'
 ),
 event_written as (
-    insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
+    insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent, priority)
     select task_id, pipeline,
            case kind when 'done' then 'StageCompleted' when 'failed' then 'StageFailed'
                      when 'snoozed' then 'StageSnoozed' when 'waiting' then 'StageHanded' else 'StageDead' end,
@@ -101,11 +101,11 @@ event_written as (
                         'attempt', attempts, 'worker', %(worker)s::text, 'reason', reason,
                         'delay_seconds', extract(epoch from delay)))
            end,
-           traceparent
+           traceparent, priority
       from decided
     union all
     select decided.task_id, decided.pipeline, 'StageRequested', next.stage, jsonb_build_object('reason', 'last'),
-           decided.traceparent
+           decided.traceparent, decided.priority
       from decided
       join postroad.stage as next on next.pipeline = decided.pipeline
      where decided.kind = 'done'
@@ -115,7 +115,7 @@ event_written as (
        and next.stage <> all (decided.stages_done_now)
     union all
     select task_id, pipeline, case status_now when 'completed' then 'TaskCompleted' else 'TaskFailed' end, null, '{}',
-           traceparent
+           traceparent, priority
       from decided
      where status_now in ('completed', 'failed') and status_now <> status
 )

@@ -24,9 +24,9 @@ from postroad.stages.deploy import Deployment, deploy
 from postroad.stages.ledger import Attempt, Ledger, Settled
 
 
-def pipeline(name: str = "travel", **after: str | Sequence[str]) -> Pipeline:
+def pipeline(name: str = "travel", *, priorities: bool = False, **after: str | Sequence[str]) -> Pipeline:
     """A pipeline whose stages and what they wait for are given: ``pipeline(pack=(), ride="pack")``."""
-    made = Pipeline(name)
+    made = Pipeline(name, priorities=priorities)
     for stage, before in after.items():
 
         @made.stage(stage, after=before, retries=2)

@@ -27,7 +27,7 @@ from postroad.cli.supervisor import Log
 from postroad.core.database import connect_psycopg
 from postroad.intake.app import create_app
 from tests.integration.door import open_port
-from tests.integration.road import TRAVEL, Road, die
+from tests.integration.road import TRAVEL, Road, die, pipeline
 
 ROOT = Path(__file__).parents[2]
 
@@ -433,6 +433,18 @@ async def test_submitted_lines_are_counted_and_refused_ones_are_named(command: C
     assert "/labels/team: " in told["14"]
     payloads = await road.ask("select payload from postroad.task order by payload")
     assert payloads == [(1,), (2,), (6,), (8,), (9,)]
+
+
+async def test_a_priority_is_given_to_the_lines_that_have_none(command: Command, road: Road) -> None:
+    await road.deploy(pipeline("urgent", priorities=True, pack=()))
+    lines = ndjson([{"payload": 1}, {"payload": 2, "priority": "low"}, {"payload": 3, "priority": None}])
+    async with serving(create_app(road.settings)) as url:
+        await command("submit", "urgent", "--url", url, "--priority", "high", stdin=lines)
+        refused = await command("submit", "travel", "--url", url, "--priority", "high", stdin=b'{"payload": 1}', code=1)
+
+    assert await road.ask("select payload, priority from postroad.task order by payload") == [(1, 2), (2, 0), (3, 2)]
+    assert "/priority: pipeline 'travel' has no priorities" in refused.err
+    await command("submit", "urgent", "--url", url, "--priority", "urgent", stdin=lines, code=2)
 
 
 async def test_an_unknown_pipeline_is_said_for_each_line(command: Command, road: Road) -> None:

@@ -16,6 +16,7 @@ from postroad.stages.ledger import Attempt, Ledger
 from tests.integration.road import TRAVEL, Road, pipeline
 
 WITH_TOLL = pipeline("travel", pack=(), toll="pack", ride="pack", rest="pack", arrive=("ride", "rest"))
+URGENT_TRAVEL = pipeline(priorities=True, pack=(), ride="pack", rest="pack", arrive=("ride", "rest"))
 WITHOUT_REST = pipeline("travel", pack=(), ride="pack", arrive="ride")
 
 
@@ -365,3 +366,24 @@ async def test_a_worker_of_the_old_version_does_not_bring_it_back(road: Road) ->
 
     assert await version(road) == 2
     assert "toll" in await graph(road)
+
+
+async def test_priorities_are_in_force_from_the_deployment_on_and_everything_ready_is_asked_for(road: Road) -> None:
+    task_id = await road.accept()
+
+    await road.deploy(URGENT_TRAVEL)
+    assert await road.ask("select priorities, version from postroad.pipeline") == [(True, 2)]
+    assert (await road.events(task_id))[1:] == ["StageRequested:pack"]
+    assert (await road.deploy(URGENT_TRAVEL)).change == "unchanged"
+
+    await road.deploy(TRAVEL)
+    assert await road.ask("select priorities, version from postroad.pipeline") == [(False, 3)]
+
+
+async def test_a_worker_whose_code_says_otherwise_of_priorities_warns(
+    road: Road, caplog: pytest.LogCaptureFixture
+) -> None:
+    await start(road, URGENT_TRAVEL, "pack")
+
+    assert "another graph" in caplog.text
+    assert await road.ask("select priorities from postroad.pipeline") == [(False,)]

@@ -19,6 +19,7 @@ from postroad.migrations import upgrade
 from tests.integration.door import NOTHING, Door, line, open_door, open_port, pointers, problem, raw
 from tests.integration.road import TRAVEL, Road, open_road, pipeline
 
+URGENT = pipeline("urgent", priorities=True, pack=())
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 NOBODY = "postgresql://postgres:secret@127.0.0.1:1/postgres"
@@ -311,7 +312,10 @@ BAD_BODIES: dict[str, tuple[bytes, int, list[str] | None]] = {
     "pipeline of another case": (b'{"pipeline":"Travel","payload":1}', 422, ["#/pipeline"]),
     "endless pipeline": (b'{"pipeline":"%s","payload":1}' % (b"x" * 500_000), 422, ["#/pipeline"]),
     "NUL in the pipeline": (rb'{"pipeline":"travel\u0000","payload":1}', 422, ["#/pipeline"]),
-    "unknown member": (raw(line(priority=1)), 422, ["#/priority"]),
+    "unknown member": (raw(line(urgency=1)), 422, ["#/urgency"]),
+    "priority that is a number": (raw(line(priority=1)), 422, ["#/priority"]),
+    "priority that is none": (raw(line(priority="High")), 422, ["#/priority"]),
+    "priority of a pipeline that has none": (raw(line(priority="low")), 422, ["#/priority"]),
     "key in the body": (raw(line(idempotency_key="k")), 422, ["#/idempotency_key"]),
     "unknown member to be escaped": (raw(line(**{"a/b~c é%": 1})), 422, ["#/a~1b~0c%20%C3%A9%25"]),
     "task_id of a wrong type": (raw(line(task_id=7)), 422, ["#/task_id"]),
@@ -333,6 +337,45 @@ BAD_BODIES: dict[str, tuple[bytes, int, list[str] | None]] = {
         ["#/more", "#/pipeline", "#/payload", "#/task_id", "#/labels"],
     ),
 }  # fmt: skip
+
+
+async def test_a_task_has_the_priority_that_was_asked_for_and_so_has_its_event(door: Door) -> None:
+    await door.road.deploy(URGENT)
+
+    answers = [await door.submit(pipeline="urgent", priority=given) for given in ("high", "normal", "low", None)]
+
+    tasks = [UUID(answer.json()["task_id"]) for answer in answers]
+    shown = [(await door.client.get(f"/v1/tasks/{task_id}")).json()["priority"] for task_id in tasks]
+    assert shown == ["high", "normal", "low", "normal"]
+    rows = await door.road.ask(
+        "select task_id, task.priority, outbox.priority from postroad.task join postroad.outbox using (task_id)"
+    )
+    assert sorted(rows) == sorted(zip(tasks, (2, 1, 0, 1), (2, 1, 0, 1), strict=True))
+
+
+async def test_a_priority_is_refused_with_a_hint_by_a_pipeline_that_has_none(door: Door) -> None:
+    body = problem(await door.submit(priority="high"), 422, "invalid")
+    told = await door.batch([line(priority="low"), line(priority="normal")])
+
+    assert "pipeline 'travel' has no priorities, so none of its tasks is high" in body["detail"]
+    assert "Pipeline(…, priorities=True) and run postroad deploy" in body["detail"]
+    assert [answer["status"] for answer in told] == [422, 202]
+    assert await door.road.count("task") == {"task": 1}
+
+
+async def test_a_key_stands_for_one_priority_even_when_the_pipeline_has_none_any_more(door: Door) -> None:
+    await door.road.deploy(URGENT)
+    first = await door.submit("k", pipeline="urgent", priority="high")
+
+    other = await door.submit("k", pipeline="urgent", priority="low")
+    await door.road.deploy(pipeline("urgent", pack=()))
+    again = await door.submit("k", pipeline="urgent", priority="high")
+
+    assert problem(other, 422, "key-reused")["task_id"] == first.json()["task_id"]
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json()["task_id"] == first.json()["task_id"]
+    problem(await door.submit("l", pipeline="urgent", priority="high"), 422, "invalid")
+    assert await door.road.count("task", "intake_key") == {"task": 1, "intake_key": 1}
 
 
 async def test_a_bad_body_is_told_from_a_good_one_and_leaves_nothing(door: Door, subtests: pytest.Subtests) -> None:

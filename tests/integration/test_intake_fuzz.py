@@ -32,7 +32,8 @@ MEMBERS: dict[str, list[bytes]] = {
     "task_id": [b"null", *(f'"{one}"'.encode() for one in IDS)],
     "labels": [b"null", b"{}", b'{"team":"blue"}', b'{"a b":1}', b'{"n":"' + b"x" * 300 + b'"}'],
     "idempotency_key": [b"null", b'""', b"7", *(b'"line-%d"' % number for number in range(99))],
-    "priority": [b"1"],
+    "priority": [b"null", b'"normal"', b'"normal"', b'"high"', b'"urgent"'],
+    "urgency": [b"1"],
 }
 
 HEADERS: dict[bytes, list[bytes]] = {
@@ -80,7 +81,13 @@ def sent(draw: Random) -> Sent:
 def document(draw: Random, is_line: bool) -> bytes:
     """The text of a task, most of whose members are as they should be."""
     names = ["pipeline", "payload"] if draw.random() < 0.95 else draw.choices(list(MEMBERS), k=3)
-    for name, share in (("task_id", 0.15), ("labels", 0.2), ("idempotency_key", 0.3 * is_line), ("priority", 0.03)):
+    for name, share in (
+        ("task_id", 0.15),
+        ("labels", 0.2),
+        ("idempotency_key", 0.3 * is_line),
+        ("priority", 0.1),
+        ("urgency", 0.03),
+    ):
         names += [name] * (draw.random() < share)
     draw.shuffle(names)
     values = (draw.choice(ODD if draw.random() < 0.12 else MEMBERS[name]) for name in names)

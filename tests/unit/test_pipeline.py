@@ -61,6 +61,15 @@ def test_a_stage_can_be_named_and_limited() -> None:
     assert stage.timeout == timedelta(minutes=2)
 
 
+def test_a_stage_knows_that_its_pipeline_has_priorities() -> None:
+    road = Pipeline("road", priorities=True)
+    road.stage()(work)
+
+    assert road.graph()["work"].priorities
+    with pytest.raises(DeclarationError, match="pipeline 'road': priorities is True or False, not 'yes'"):
+        Pipeline("road", priorities="yes")  # type: ignore[arg-type]  # a mistake
+
+
 def test_a_timeout_may_be_a_fraction_of_a_second() -> None:
     road = Pipeline("road")
     road.stage(timeout=0.25)(work)
