@@ -61,13 +61,13 @@ class Keys:
         """How far the outbox has been published into this shard."""
         return f"{self._prefix}:{{{shard}}}:marker"
 
-    def stream(self, pipeline: str, stage: str) -> str:
-        """The stage's stream."""
-        return f"{self._stage(pipeline, stage)}:stream"
+    def stream(self, pipeline: str, stage: str, lane: str = "") -> str:
+        """The stage's stream; with ``lane`` another one beside it."""
+        return f"{self._stage(pipeline, stage)}:stream{lane and ':'}{lane}"
 
-    def due(self, pipeline: str, stage: str) -> str:
-        """The stage's parked entries by the time (ms) at which they are due."""
-        return f"{self._stage(pipeline, stage)}:due"
+    def due(self, pipeline: str, stage: str, lane: str = "") -> str:
+        """The parked entries of that stream by the time (ms) at which they are due."""
+        return f"{self._stage(pipeline, stage)}:due{lane and ':'}{lane}"
 
     def limit(self, pipeline: str, stage: str) -> str:
         """How much of the stage's rate is used."""
@@ -86,7 +86,7 @@ class Keys:
 
 
 def group_name(pipeline: str, stage: str) -> str:
-    """The one consumer group of a stage's stream."""
+    """The one consumer group of a stage's stream, or of each of its streams."""
     return f"{pipeline}.{stage}"
 
 

@@ -170,8 +170,8 @@ def submit(
 
     ``connection`` is a connection or session of SQLAlchemy over psycopg, or a connection of psycopg; on an asynchronous
     one the call is awaited. The same ``key`` with the same content again, from wherever it comes, is the same task
-    (``is_replay``). ``not_before`` and ``deadline`` need a time zone. ``priority`` is ``high``, ``normal`` or ``low``, in
-    a pipeline that has priorities. The task goes on with the trace of ``traceparent``, by default that of the current
+    (``is_replay``). ``not_before`` and ``deadline`` need a time zone. ``priority`` is ``high``, ``normal`` or ``low``
+    if the pipeline has priorities. The task goes on with the trace of ``traceparent``, by default that of the current
     OpenTelemetry span. ``schema`` is that of ``postroad migrate``.
 
     What is refused writes nothing and leaves the transaction usable: ``NotFoundError`` for an unknown pipeline,

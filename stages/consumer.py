@@ -30,7 +30,8 @@ from .attempt import Attempts, persist
 from .breaker import Breaker
 from .fetcher import Fetcher
 from .holding import Held, Holding, entry_id_of
-from .inbox import Delivery, Inbox
+from .inbox import Delivery
+from .lanes import Lanes
 from .ledger import Kind, Ledger, Settled, Work
 from .runner import HandlerThreads
 from .throttle import Limits, Throttle
@@ -65,10 +66,11 @@ class Consumer:
     """The consumer of one stage's group in this process. ``run`` until ``stop``."""
 
     def __init__(
-        self, stage: Stage, inbox: Inbox, throttle: Throttle, shared: Shared, breaker: Breaker | None = None
+        self, stage: Stage, inbox: Lanes, throttle: Throttle, shared: Shared, breaker: Breaker | None = None
     ) -> None:
         self.stage = stage
         self._inbox = inbox
+        self._inbox.set_open(stage.priorities)  # until Postgres says what is in force
         self._throttle = throttle
         self._settings = shared.settings
         self._ledger = shared.ledger
@@ -124,6 +126,15 @@ class Consumer:
         """For so long the service behind the stage is to be left alone, ``None``: not at all; and why."""
         if self._breaker is not None:
             self._breaker.hear(rest, trouble)
+
+    async def set_priorities(self, are_on: bool) -> None:
+        """Read all lanes of the stage from now on, or the normal one alone."""
+        if are_on == self._inbox.are_open or self._stopping.is_set():
+            return
+        log.info("%s has %s", self.stage.full_name, "priorities" if are_on else "no priorities any more")
+        self._inbox.set_open(are_on)
+        with contextlib.suppress(RedisError, OSError):
+            await self._inbox.interrupt()
 
     async def set_paused(self, is_paused: bool) -> None:
         """While paused read nothing, and hand back what has not begun; what runs comes to its end."""

@@ -1,4 +1,4 @@
-"""Hear what people ask of a running worker: pause a stage, resume it, set its limits, cancel a task.
+"""Hear what people ask of a running worker: pause a stage, set its limits, read its lanes, cancel a task.
 
 Asked of Postgres once a second, in one statement for all stages of the process. A notification could be missed; a flag
 in a table cannot.
@@ -39,6 +39,9 @@ class Controlled(Protocol):
 
     def set_rest(self, rest: timedelta | None, trouble: str | None) -> None:
         """Leave the service behind the stage alone for so long, ``None``: not at all; and why."""
+
+    async def set_priorities(self, are_on: bool) -> None:
+        """Read the lanes of the stage, or its one stream."""
 
     async def set_paused(self, is_paused: bool) -> None:
         """Read nothing more while paused."""
@@ -93,6 +96,7 @@ class Control:
                     Limits.in_force(consumer.stage, rate=row.rate, burst=row.burst, max_running=row.max_running)
                 )
                 consumer.set_rest(row.rest, row.trouble)
+                await consumer.set_priorities(row.priorities)
                 await consumer.set_paused(row.paused)
             for task_id in cancelled.intersection(consumer.running):
                 consumer.cancel(task_id)

@@ -20,7 +20,8 @@ from ..core import broker, telemetry
 from ..core.backoff import Pause
 from ..core.pipeline import Stage
 from .holding import Holding
-from .inbox import Delivery, Inbox
+from .inbox import Delivery
+from .lanes import Lanes
 from .throttle import Throttle
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Fetcher:
     def __init__(
         self,
         stage: Stage,
-        inbox: Inbox,
+        inbox: Lanes,
         throttle: Throttle,
         holding: Holding,
         *,

@@ -4,7 +4,7 @@ What one process holds are the entries that Redis lists as pending under its con
 given leaves by one of two ways: acknowledged after its outcome was committed, or parked until it is due again.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -35,18 +35,21 @@ PAGE = 100
 class Inbox:
     """The stream of one stage, as consumer ``consumer`` sees it.
 
-    ``reader`` is a client for blocking reads that nobody else uses; ``client`` one for everything else.
+    ``reader`` is a client for blocking reads that nobody else uses; ``client`` one for everything else. ``lane`` says
+    which stream, if the stage has several.
     """
 
-    def __init__(self, pipeline: str, stage: str, *, consumer: str, keys: Keys, client: Redis, reader: Redis) -> None:
+    def __init__(
+        self, pipeline: str, stage: str, *, consumer: str, keys: Keys, client: Redis, reader: Redis, lane: str = ""
+    ) -> None:
         self.pipeline = pipeline
         self.stage = stage
         self._consumer = consumer
         self._client = client
         self._reader = reader
         self._scripts = Scripts(__package__ or "", client)
-        self._stream = keys.stream(pipeline, stage)
-        self._due = keys.due(pipeline, stage)
+        self._stream = keys.stream(pipeline, stage, lane)
+        self._due = keys.due(pipeline, stage, lane)
         self._group = group_name(pipeline, stage)
         self._shard = keys.shard_of(pipeline, stage)
         self._keys = keys
@@ -54,11 +57,25 @@ class Inbox:
         self.others = 0
         """How many other live consumers there were when we last looked for dead ones."""
 
+    @property
+    def stream(self) -> str:
+        """The key of the stream."""
+        return self._stream
+
     async def wait(self) -> None:
         """Wait up to ``BLOCK`` until there is an entry that nobody has read."""
+        await self.wait_beyond({self._stream: await self.position() or "0-0"})
+
+    async def position(self) -> str | None:
+        """The id of the last entry that anybody has read; ``None`` if the group is gone."""
         groups: Any = await self._client.xinfo_groups(self._stream)
-        (last,) = [group["last-delivered-id"] for group in groups if group["name"] == self._group] or ["0-0"]
-        await self._call_reader(lambda: self._reader.xread({self._stream: last}, count=1, block=_BLOCK_MS))
+        last: dict[str, str] = {group["name"]: group["last-delivered-id"] for group in groups}
+        return last.get(self._group)
+
+    async def wait_beyond(self, positions: Mapping[str, str]) -> None:
+        """Wait up to ``BLOCK`` until one of these streams has an entry beyond the position that is given with it."""
+        streams: dict[Any, Any] = dict(positions)  # redis-py wants an invariant one
+        await self._call_reader(lambda: self._reader.xread(streams, count=1, block=_BLOCK_MS))
 
     async def read(self, count: int, *, wait: bool = True) -> list[Delivery]:
         """New entries, at most ``count``; waits up to ``BLOCK`` for the first, or not, and returns none if none came.
@@ -119,7 +136,7 @@ class Inbox:
         """Parked entries that are due, at most ``count``, and the time until the next one is (``None``: none)."""
         arguments: list[str | int] = [self._group, self._consumer, RETRY_CONSUMER, count]
         wait, *entries = await self._scripts.run("reclaim_due", [self._stream, self._due], arguments)
-        return _reclaimed(entries), None if wait < 0 else timedelta(milliseconds=wait)
+        return reclaimed(entries), None if wait < 0 else timedelta(milliseconds=wait)
 
     async def reclaim_dead(self, count: int) -> list[Delivery]:
         """Entries of consumers whose heartbeat has stopped, at most ``count``; those that have none left are removed.
@@ -182,7 +199,7 @@ class Inbox:
     async def _reclaim(self, owner: str, count: int, held: Collection[str]) -> list[Delivery]:
         alive = self._keys.alive(self._shard, owner)
         arguments: list[str | int] = [self._group, self._consumer, owner, count, *held]
-        return _reclaimed(await self._scripts.run("reclaim", [self._stream, alive], arguments))
+        return reclaimed(await self._scripts.run("reclaim", [self._stream, alive], arguments))
 
 
 def _entries(answer: Any) -> list[tuple[str, dict[str, str]]]:
@@ -194,7 +211,8 @@ def _delivery(entry_id: str, fields: dict[str, str] | None, deliveries: int = 1)
     return Envelope.parse(entry_id, fields, deliveries) or entry_id
 
 
-def _reclaimed(entries: Iterable[tuple[str, list[str], int]]) -> list[Delivery]:
+def reclaimed(entries: Iterable[tuple[str, list[str], int]]) -> list[Delivery]:
+    """Entries as a script hands them over: id, fields in one list, deliveries."""
     return [
         _delivery(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)), int(deliveries))
         for entry_id, flat, deliveries in entries

@@ -15,7 +15,7 @@ from .bind import bind
 from .consumer import CLEAN_UP, Consumer, Shared
 from .control import Control
 from .heartbeat import Heartbeat
-from .inbox import Inbox
+from .lanes import Lanes
 from .ledger import Ledger
 from .runner import HandlerThreads
 from .throttle import Throttle
@@ -54,7 +54,7 @@ class Worker:
         self._consumers = [
             Consumer(
                 one.stage,
-                Inbox(
+                Lanes(
                     one.stage.pipeline,
                     one.stage.name,
                     consumer=self.name,

@@ -950,7 +950,7 @@ async def test_an_entry_that_comes_to_a_paused_stage_waits_until_it_is_resumed(
         consumer = worker._consumers[0]
 
         async def is_waiting() -> bool:
-            return consumer._inbox._reader_id is not None and await line.has_stream("ride")
+            return consumer._inbox._normal._reader_id is not None and await line.has_stream("ride")
 
         await until(is_waiting)
         consumer._inbox.interrupt = miss  # type: ignore[method-assign]
@@ -1007,7 +1007,7 @@ async def test_a_worker_that_waits_for_entries_stops_at_once(settings: Settings)
             worker = line.work()
 
             async def is_waiting(worker: Any = worker) -> bool:
-                return worker._consumers[0]._inbox._reader_id is not None
+                return worker._consumers[0]._inbox._normal._reader_id is not None
 
             await until(is_waiting)
             began = asyncio.get_running_loop().time()
