@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from ..core.broker import Keys, Scripts, group_name, reset_if_demoted
 from ..outbox.ticks import Appended
+from .route import Lane
 
 END = "end"
 
@@ -41,8 +42,7 @@ class Marker:
 class Entry:
     """An event on its way to one stage."""
 
-    pipeline: str
-    stage: str
+    lane: Lane
     event: Appended
 
 
@@ -69,29 +69,30 @@ class Shard:
 
     async def publish(self, entries: Sequence[Entry], *, seen: str, then: Marker) -> Publication:
         """Append ``entries`` in their order and advance the marker from ``seen`` to ``then``, or do nothing at all."""
-        streams = list(dict.fromkeys((entry.pipeline, entry.stage) for entry in entries))
-        index = {stage: place for place, stage in enumerate(streams, start=2)}
-        arguments: list[str | int] = [seen, str(then), len(streams)]
-        arguments += [group_name(*stage) for stage in streams]
+        lanes = list(dict.fromkeys(entry.lane for entry in entries))
+        index = {lane: place for place, lane in enumerate(lanes, start=2)}
+        arguments: list[str | int] = [seen, str(then), len(lanes)]
+        arguments += [group_name(lane.pipeline, lane.stage) for lane in lanes]
         for entry in entries:
             event = entry.event
             arguments += (
-                index[entry.pipeline, entry.stage],
+                index[entry.lane],
                 event.position,
                 event.type,
                 str(event.task_id),
                 event.time,
                 event.traceparent or "",
             )
-        keys = [self._keys.marker(self.number), *(self._keys.stream(*stage) for stage in streams)]
+        keys = [self._keys.marker(self.number), *map(self._stream, lanes)]
         answer = await self._scripts.run("publish", keys, arguments)
         return Publication(answer[0])
 
-    async def inspect(self, stages: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
-        """The marker's text, ``""`` if there is none, and those of ``stages`` whose stream or group is gone."""
-        held = [stage for stage in stages if self.holds(*stage)]
-        keys = [self._keys.marker(self.number), *(self._keys.stream(*stage) for stage in held)]
-        marker, *missing = await self._scripts.run("inspect", keys, [group_name(*stage) for stage in held])
+    async def inspect(self, lanes: Iterable[Lane]) -> tuple[str, list[Lane]]:
+        """The marker's text, ``""`` if there is none, and those of ``lanes`` whose stream or group is gone."""
+        held = [lane for lane in lanes if self.holds(lane.pipeline, lane.stage)]
+        keys = [self._keys.marker(self.number), *map(self._stream, held)]
+        groups = [group_name(lane.pipeline, lane.stage) for lane in held]
+        marker, *missing = await self._scripts.run("inspect", keys, groups)
         return marker, [held[int(place) - 1] for place in missing]
 
     async def check_writable(self) -> None:
@@ -111,15 +112,18 @@ class Shard:
         key = self._keys.marker(self.number)
         return bool(await self._scripts.run("set_marker", [key], [seen, str(marker)]))
 
-    async def create(self, pipeline: str, stage: str) -> None:
-        """Create the stage's stream and its group, from the first entry on; harmless if they are there.
+    async def create(self, lane: Lane) -> None:
+        """Create the stream of a lane and its group, from the first entry on; harmless if they are there.
 
         Workers never do this: that a group is there says that everything has been asked for that was ready before.
         """
         try:
             await self._client.xgroup_create(
-                self._keys.stream(pipeline, stage), group_name(pipeline, stage), id="0", mkstream=True
+                self._stream(lane), group_name(lane.pipeline, lane.stage), id="0", mkstream=True
             )
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
+
+    def _stream(self, lane: Lane) -> str:
+        return self._keys.stream(lane.pipeline, lane.stage, lane.name)

@@ -27,7 +27,7 @@ from ..core.errors import SchemaError, first_line
 from ..core.settings import Settings, masked
 from ..outbox.ticks import Tick, Ticks, Window
 from .publish import Entry, Marker, Publication, Shard
-from .rebuild import rebuild_shard, rebuild_stages
+from .rebuild import rebuild_lanes, rebuild_shard
 from .route import Route, Routes
 from .schedule import Scheduler
 from .sweep import Sweep
@@ -294,10 +294,10 @@ class _Session:
     async def _publish_page(self, shard: Shard, page: list[Any], then: Marker) -> bool:
         broker.heed_cancellation()
         entries = [
-            Entry(event.pipeline, stage, event)
+            Entry(lane, event)
             for event in page
-            for stage in self._routes.stages_for(event)
-            if shard.holds(event.pipeline, stage)
+            for lane in self._routes.lanes_for(event)
+            if shard.holds(lane.pipeline, lane.stage)
         ]
         progress = self._progress[shard.number]
         seen = progress.seen or ""
@@ -320,7 +320,7 @@ class _Session:
         """Learn how far ``shard`` is, and restore what it has lost."""
         await self._load_routes()
         progress.inspected_at = _now()
-        seen, missing = await shard.inspect(self._routes.stages)
+        seen, missing = await shard.inspect(self._routes.lanes)
         marker = Marker.parse(seen)
         reason = None
         if marker is None:
@@ -334,7 +334,7 @@ class _Session:
             await self._rebuild(shard, reason)
             return
         if missing:
-            await rebuild_stages(self._connection, shard, missing, schema=self._settings.schema, reason="no stream")
+            await rebuild_lanes(self._connection, shard, missing, schema=self._settings.schema, reason="no stream")
             progress.note_restored()
         if progress.seen is not None and progress.seen != seen:
             log.warning("the marker went from %s to %s", progress.seen, seen, extra={"shard": shard.number})
@@ -348,7 +348,7 @@ class _Session:
             return True
         self._last = tick
         await rebuild_shard(
-            self._connection, shard, self._routes.stages, tick,
+            self._connection, shard, self._routes.lanes, tick,
             seen=seen, schema=self._settings.schema, reason=reason,
         )  # fmt: skip
         self._progress[shard.number].note_restored()

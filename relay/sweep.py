@@ -14,16 +14,19 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg.rows import class_row
 from redis.exceptions import RedisError
 
 from ..core import telemetry
 from ..core.broker import Clients, Keys, Scripts, group_name, heed_cancellation
 from ..core.database import Statements, connect_psycopg
 from ..core.errors import first_line
+from ..core.priority import Priority
 from ..core.settings import Settings
 from ..outbox.request import ready_stages
 from ..outbox.ticks import Ticks
 from .publish import Marker
+from .route import Lane, Route
 
 log = logging.getLogger(__name__)
 
@@ -67,34 +70,42 @@ class Sweep:
 
         What is in a shard that does not answer is left for the next round.
         """
-        cursor = await connection.execute(self._sql["routes"])
+        cursor = await connection.cursor(row_factory=class_row(Route)).execute(self._sql["routes"])
         asked = 0
         away: set[int] = set()
-        for pipeline, stage, _ in await cursor.fetchall():
-            shard = self._keys.shard_of(pipeline, stage)
+        for route in await cursor.fetchall():
+            shard = self._keys.shard_of(route.pipeline, route.stage)
             if shard in away:
                 continue
             try:
-                asked += await self._sweep(connection, pipeline, stage)
+                asked += await self._sweep(connection, route)
             except (RedisError, OSError) as error:
                 away.add(shard)
                 log.info("sweeping pauses: %s", first_line(error), extra={"shard": shard})
         return asked
 
-    async def _sweep(self, connection: psycopg.AsyncConnection[Any], pipeline: str, stage: str) -> int:
-        stream, group = self._keys.stream(pipeline, stage), group_name(pipeline, stage)
-        shard = self._keys.shard_of(pipeline, stage)
-        before = await self._delivered_before(connection, shard, stream, group)
-        if before is None:
+    async def _sweep(self, connection: psycopg.AsyncConnection[Any], route: Route) -> int:
+        pipeline, stage = route.pipeline, route.stage
+        delivered = {lane: await self._delivered_before(connection, lane) for lane in route.lanes}
+        whole = {lane: before for lane, before in delivered.items() if before is not None}
+        if not whole:
             return 0
-        parameters = {"pipeline": pipeline, "stage": stage, "before": before, "limit": LIMIT}
+        by_priority = {lane.priority: before for lane, before in whole.items()}
+        parameters = {
+            "pipeline": pipeline,
+            "stage": stage,
+            "before": [by_priority.get(priority, by_priority.get(None)) for priority in sorted(Priority)],
+            "latest": max(whole.values()),
+            "limit": LIMIT,
+        }
         rows = await (await connection.execute(self._sql["overdue"], parameters)).fetchall()
         # In this order: an entry that is settled in between is gone from the pending ones, but it was ready when
         # we looked. To ask for it again does no harm.
         overdue = {task_id for (task_id,) in rows}
-        if overdue:
-            pending = await self._pending(shard, stream, group)
-            await self._wake(pipeline, stage, [pending[task_id] for task_id in overdue & pending.keys()])
+        # In any lane: when a pipeline is given priorities, tasks are on their way in the one that was there before.
+        for lane in whole if overdue else ():
+            pending = await self._pending(lane)
+            await self._wake(lane, [pending[task_id] for task_id in overdue & pending.keys()])
             overdue -= pending.keys()
         if not overdue:
             return 0
@@ -107,19 +118,20 @@ class Sweep:
             log.warning("the entries of %d tasks at %s.%s were lost; asked for again", asked, pipeline, stage)
         return asked
 
-    async def _delivered_before(
-        self, connection: psycopg.AsyncConnection[Any], shard: int, stream: str, group: str
-    ) -> datetime | None:
+    async def _delivered_before(self, connection: psycopg.AsyncConnection[Any], lane: Lane) -> datetime | None:
         """Events of before this moment have been delivered; ``None`` if that cannot be said (a rebuild's affair)."""
         ticks = Ticks(connection, self._settings.schema)
         last, is_ours = await ticks.last()
         # The marker first: what it says was true when we looked, and only grows.
+        shard = self._keys.shard_of(lane.pipeline, lane.stage)
         client = self._clients.of(shard)
         marker = Marker.parse(str(await client.get(self._keys.marker(shard)) or ""))
         if marker is None or marker.position is not None or not is_ours:
             return None
         is_quiet = not await ticks.is_news(last)
-        state, *rest = await Scripts(__package__ or "", client).run("horizon", [stream], [group])
+        state, *rest = await Scripts(__package__ or "", client).run(
+            "horizon", [self._stream(lane)], [group_name(lane.pipeline, lane.stage)]
+        )
         if state == "missing":
             return None
         parameters = {"tick": marker.tick, "is_quiet": is_quiet}
@@ -131,19 +143,22 @@ class Sweep:
             published = min(published, datetime.fromtimestamp(int(rest[0]) / 1000, UTC))
         return published - self._margin
 
-    async def _wake(self, pipeline: str, stage: str, entries: list[str]) -> None:
+    async def _wake(self, lane: Lane, entries: list[str]) -> None:
         """Those of ``entries`` that are parked are due, whatever the clock of Redis says."""
         if not entries:
             return
+        pipeline, stage, _ = lane
         scripts = Scripts(__package__ or "", self._clients.of(self._keys.shard_of(pipeline, stage)))
-        woken = int(await scripts.run("wake", [self._keys.due(pipeline, stage)], entries))
+        woken = int(await scripts.run("wake", [self._keys.due(pipeline, stage, lane.name)], entries))
         telemetry.healed(woken, "clock", pipeline=pipeline, stage=stage)
         if woken:
             log.warning("%d retries of %s.%s were due, but not by the clock of Redis", woken, pipeline, stage)
 
-    async def _pending(self, shard: int, stream: str, group: str) -> dict[UUID, str]:
+    async def _pending(self, lane: Lane) -> dict[UUID, str]:
         """The tasks of the pending entries, each with the last of its entries."""
-        scripts = Scripts(__package__ or "", self._clients.of(shard))
+        pipeline, stage, _ = lane
+        stream, group = self._stream(lane), group_name(pipeline, stage)
+        scripts = Scripts(__package__ or "", self._clients.of(self._keys.shard_of(pipeline, stage)))
         tasks: dict[UUID, str] = {}
         position = "-"
         while position:
@@ -151,3 +166,6 @@ class Sweep:
             tasks.update((UUID(task), entry_id) for task, entry_id in page)
             position = f"({last}" if last else ""
         return tasks
+
+    def _stream(self, lane: Lane) -> str:
+        return self._keys.stream(lane.pipeline, lane.stage, lane.name)

@@ -13,6 +13,7 @@ from postroad import Pipeline, Settings
 from postroad.core import broker
 from postroad.core.broker import RETRY_CONSUMER, Keys, group_name
 from postroad.core.jsontext import encode
+from postroad.core.priority import Priority
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
 from postroad.intake.submit import Submitter
@@ -50,14 +51,12 @@ class Line(Traffic):
         graph = self.pipeline.graph()
         return self.start([graph[name] for name in stages or graph], dataclasses.replace(self.settings, **settings))
 
-    async def submit(self, *payloads: Any) -> list[UUID]:
-        """Accept a task for each payload."""
+    async def submit(self, *payloads: Any, priority: Priority = Priority.NORMAL) -> list[UUID]:
+        """Accept a task of ``priority`` for each payload."""
         submitter = Submitter(self.road.engine, self.settings.schema)
-        answers = await asyncio.gather(
-            *(
-                submitter.submit(Submission(new_task_id(), self.pipeline.name, encode(payload), "{}", continued(None)))
-                for payload in payloads
-            )
+        name, trace = self.pipeline.name, continued(None)
+        answers = await submitter.submit_many(
+            [Submission(new_task_id(), name, encode(payload), "{}", trace, priority=priority) for payload in payloads]
         )
         assert all(isinstance(answer, Accepted) for answer in answers)
         return [answer.task_id for answer in answers if isinstance(answer, Accepted)]
@@ -105,9 +104,9 @@ class Line(Traffic):
         """The invariants that do not hold."""
         return await self.road.violated()
 
-    def stream(self, stage: str) -> str:
-        """The stage's stream."""
-        return self.keys.stream(self.pipeline.name, stage)
+    def stream(self, stage: str, lane: Priority = Priority.NORMAL) -> str:
+        """The stage's stream, or one of them."""
+        return self.keys.stream(self.pipeline.name, stage, lane.lane)
 
     async def pending(self, stage: str) -> dict[str, tuple[str, int]]:
         """Who holds each pending entry of a stage, and how often it was delivered."""

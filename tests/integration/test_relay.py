@@ -32,6 +32,7 @@ from postroad.outbox.ticks import PAGE, Appended, Ticks
 from postroad.relay import relay as module
 from postroad.relay.publish import Entry, Marker, Publication, Shard
 from postroad.relay.relay import Relay, _Session
+from postroad.relay.route import Lane
 from postroad.relay.sweep import Sweep
 from postroad.testing.traffic import until
 from tests.integration.proxy import LossyProxy
@@ -548,13 +549,15 @@ def count_calls(
 
 
 def entry(stage: str, number: int = 1) -> Entry:
-    return Entry(FORK.name, stage, Appended(number, UUID(int=number), FORK.name, "StageRequested", stage, None, number))
+    return Entry(
+        Lane(FORK.name, stage), Appended(number, UUID(int=number), FORK.name, "StageRequested", stage, None, number)
+    )
 
 
 async def test_a_page_and_its_marker_go_in_together_or_not_at_all(post: Post) -> None:
     shard = Shard(0, post.keys, post.client)
-    await shard.create(FORK.name, "left")
-    await shard.create(FORK.name, "right")
+    await shard.create(Lane(FORK.name, "left"))
+    await shard.create(Lane(FORK.name, "right"))
     assert await shard.set_marker(Marker(7, None), seen="")
     page = [entry("left", 1), entry("right", 2), entry("left", 3)]
 
@@ -566,7 +569,7 @@ async def test_a_page_and_its_marker_go_in_together_or_not_at_all(post: Post) ->
         assert refused is Publication.MISSING
     await post.client.xgroup_destroy(post.keys.stream(FORK.name, "right"), group_name(FORK.name, "right"))
     assert await shard.publish(page, seen="7:end", then=Marker(8, None)) is Publication.MISSING
-    await shard.create(FORK.name, "right")
+    await shard.create(Lane(FORK.name, "right"))
     for seen in ("", "6:end", "7:1", "7:en"):
         assert await shard.publish(page, seen=seen, then=Marker(8, None)) is Publication.MOVED
     assert await stands() == ("7:end", [], [])
@@ -597,21 +600,21 @@ def test_a_marker_is_read_as_it_was_written(marker: Marker) -> None:
 
 async def test_a_look_at_a_shard_tells_what_is_gone_and_changes_nothing(post: Post) -> None:
     shard = Shard(0, post.keys, post.client)
-    stages = [(FORK.name, stage) for stage in FORK.graph()]
-    await shard.create(FORK.name, "left")
-    await shard.create(FORK.name, "right")
-    await shard.create(FORK.name, "right")
+    lanes = [Lane(FORK.name, stage) for stage in FORK.graph()]
+    await shard.create(Lane(FORK.name, "left"))
+    await shard.create(Lane(FORK.name, "right"))
+    await shard.create(Lane(FORK.name, "right"))
     await post.client.xgroup_destroy(post.keys.stream(FORK.name, "right"), group_name(FORK.name, "right"))
     await post.client.xgroup_create(post.keys.stream(FORK.name, "right"), "another group")
 
     await shard.check_writable()
-    found = await shard.inspect(stages)
+    found = await shard.inspect(lanes)
 
-    assert found == ("", [stage for stage in stages if stage[1] != "left"])
+    assert found == ("", [lane for lane in lanes if lane.stage != "left"])
     assert not await post.client.exists(post.keys.marker(0))
     await post.client.set(post.keys.stream(FORK.name, "meet"), "a string")
     with pytest.raises(ResponseError, match=r"WRONGTYPE .*:fork\.meet:stream"):
-        await shard.inspect(stages)
+        await shard.inspect(lanes)
 
 
 # Death at any point.
