@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from postroad.core.database import make_engine
+from postroad.core.priority import Priority
 from postroad.core.settings import Settings
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
@@ -56,6 +57,7 @@ def run(*, tasks: int, repeat: int) -> int:
             for pipeline, count in (("plain", tasks), ("own-transaction", tasks // OWN_TRANSACTION_SHARE)):
                 drains[-1].append(_drain(servers, pipeline, [[f"{pipeline}.{stage}"] for stage in STAGES], count))
                 drains[-1].append(_drain(servers, pipeline, [[f"{pipeline}.{stage}" for stage in STAGES]], count))
+            drains[-1].append(_drain(servers, "prioritized", [[f"prioritized.{stage}"] for stage in STAGES], tasks))
     medians = [sorted(one, key=lambda drain: drain.per_second)[len(one) // 2] for one in zip(*drains, strict=True)]
     baseline = statistics.median(one[0].per_second for one in drains)
     print(table([_row(drain, baseline) for drain in medians]))
@@ -130,13 +132,28 @@ def _measure(servers: Bed, deployment: Deployment, pipeline: str, processes: lis
     )
 
 
+def _priority(pipeline: str, number: int) -> Priority:
+    """Where there are priorities, of ten tasks one is high and three are low."""
+    if pipeline != "prioritized":
+        return Priority.NORMAL
+    return {0: Priority.HIGH, 1: Priority.LOW, 2: Priority.LOW, 3: Priority.LOW}.get(number % 10, Priority.NORMAL)
+
+
 async def accept(settings: Settings, pipeline: str, first: int, tasks: int) -> None:
     """Accept ``tasks`` orders from number ``first`` on, 1,000 a commit."""
     engine = make_engine(settings, application="postroad bench", pool=3)
     for start in range(first, first + tasks, 1000):
         numbers = range(start, min(start + 1000, first + tasks))
         group = [
-            Submission(new_task_id(), pipeline, json.dumps(order(number)), "{}", continued(None)) for number in numbers
+            Submission(
+                new_task_id(),
+                pipeline,
+                json.dumps(order(number)),
+                "{}",
+                continued(None),
+                priority=_priority(pipeline, number),
+            )
+            for number in numbers
         ]
         async with engine.begin() as connection:
             await accept_group(connection, group, settings.schema)

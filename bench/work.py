@@ -1,7 +1,7 @@
 """The standard work: three stages in order, each computing a small dict from an order of about 300 bytes.
 
 Twice: by plain handlers, whose outcomes commit together, and by handlers with a transaction of their own, in which each
-also writes a row. And a stage that only waits, and one with a rate.
+also writes a row; the plain ones also in a pipeline with priorities. And a stage that only waits, and one with a rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ RATE, BURST = 500, 50
 
 plain = Pipeline("plain")
 own = Pipeline("own-transaction")
+prioritized = Pipeline("prioritized", priorities=True)
 waiting = Pipeline("waiting")
 limited = Pipeline("limited")
 
@@ -69,6 +70,7 @@ async def handle_in_transaction(task: Task, connection: AsyncConnection) -> dict
 
 for _before, _stage in zip((None, *STAGES), STAGES, strict=False):
     plain.stage(_stage, after=_before or ())(handle)
+    prioritized.stage(_stage, after=_before or ())(handle)
     own.stage(_stage, after=_before or ())(handle_in_transaction)
 
 

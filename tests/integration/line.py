@@ -1,6 +1,5 @@
 """A road with traffic on it: a relay and workers, as asyncio tasks of the test's process."""
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Iterable
