@@ -12,7 +12,7 @@ with reported as (
        and run.answer is null
        and task.task_id = run.task_id
        and task.status not in ('completed', 'cancelled')
-    returning run.task_id, run.stage, task.pipeline, task.traceparent
+    returning run.task_id, run.stage, task.pipeline, task.traceparent, task.priority
 ),
 task_written as (
     update postroad.task
@@ -21,8 +21,8 @@ task_written as (
      where task.task_id = reported.task_id
 ),
 event_written as (
-    insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
-    select task_id, pipeline, event.type, stage, event.data, traceparent
+    insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent, priority)
+    select task_id, pipeline, event.type, stage, event.data, traceparent, priority
       from reported
      cross join (values (1, 'StageReported', jsonb_build_object('outcome', %(answer)s::jsonb ->> 'outcome')),
                         (2, 'StageRequested', jsonb_build_object('reason', 'reported'))) as event (place, type, data)

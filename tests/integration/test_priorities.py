@@ -22,7 +22,8 @@ from postroad.core.priority import Priority
 from postroad.core.servers import Valkey
 from postroad.relay.sweep import Sweep
 from postroad.stages.turns import WEIGHTS
-from tests.integration.line import Line, open_line, until
+from postroad.testing.traffic import until
+from tests.integration.line import Line, open_line
 
 HIGH, NORMAL, LOW = Priority
 SHORT_LEASE = timedelta(seconds=1)
@@ -272,7 +273,7 @@ async def test_what_a_dead_worker_held_of_each_lane_is_taken_over(settings: Sett
         consumer = dying._consumers[0]
         await until(lambda: _holds(consumer, 12))
 
-        await line.crash(dying)
+        await line.kill(dying)
         assert await lengths(line) == [4, 4, 4]
         ride.go_on()
         line.work(lease=SHORT_LEASE)
