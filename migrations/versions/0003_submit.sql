@@ -204,6 +204,7 @@ begin
                       and task.labels = coalesce(all_labels[place], '{}')
                       and task.not_before is not distinct from not_befores[place]
                       and task.deadline is not distinct from deadlines[place]
+                      and task.priority = coalesce(priorities[place], 1)
                       and (are_own[place] is not true or task.task_id = task_ids[place]) as is_same
               into known
               from postroad.intake_key as key
@@ -216,8 +217,9 @@ begin
                 traceparent := coalesce(known.traceparent, traceparent);
             elsif not it_fits then
                 outcome := 'invalid';
-                fault := 'priority: pipeline ' || pipelines[place] || ' has no priorities; leave it out, or declare'
-                         ' Pipeline(…, priorities=True) and run postroad deploy';
+                fault := 'priority: pipeline ' || quote_literal(pipelines[place]) || ' has no priorities, so none of its'
+                         ' tasks is ' || (array['low', 'normal', 'high'])[priorities[place] + 1] || ': leave it out, or'
+                         ' declare Pipeline(…, priorities=True) and run postroad deploy';
             elsif the_id_is_taken then
                 outcome := 'task_taken';
             elsif deadlines[place] <= clock_timestamp() then

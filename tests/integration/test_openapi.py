@@ -70,7 +70,7 @@ def ask(operation: Any, mode: GenerationMode) -> None:
         if operation.path == "/v1/tasks" and mode is GenerationMode.POSITIVE:
             # The document cannot know which pipelines there are, what day it is, and what was asked before.
             case.headers.pop("Idempotency-Key", None)
-            case.body |= {"pipeline": "travel", "task_id": None, "not_before": None, "deadline": None}
+            case.body |= {"pipeline": "travel", "task_id": None, "not_before": None, "deadline": None, "priority": None}
         case.call_and_validate(timeout=20)
 
     with contextlib.suppress(Unsatisfiable):  # of some nothing can be wrong

@@ -446,8 +446,8 @@ async def test_without_the_grant_there_is_no_way_in(road: Road, clerk: str) -> N
             "submit('travel', '{}')",
             "submit_many('travel', '{}')",
             f"task_status('{uuid4()}')",
-            "accept(null, null, null, null, null, null, null, null, null)",
-            "accept_all(null, null, null, null, null, null, null, null, null)",
+            "accept(null, null, null, null, null, null, null, null, null, null)",
+            "accept_all(null, null, null, null, null, null, null, null, null, null)",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(f"select postroad.{call}".encode())
