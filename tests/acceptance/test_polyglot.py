@@ -27,8 +27,8 @@ EXAMPLE = ROOT / "examples/polyglot"
 STAGES = ("price", "label", "book")
 CENTS = {"tea": 450, "coffee": 620}
 ROUNDS = 3
-WAVE = 23
-"""Orders that come in before each strike."""
+WAVE = 70
+"""Orders that come in before each round of strikes."""
 
 pytestmark = pytest.mark.skipif(
     shutil.which("node") is None or shutil.which("flock") is None,
@@ -136,9 +136,7 @@ def test_every_effect_is_done_once_while_the_services_are_killed(shop: Shop, ord
     tasks: dict[str, int] = {}
     strikes: Counter[str] = Counter()
 
-    def work_and_strike(stage: str) -> None:
-        before = len(shop.keys(stage))
-        tasks.update(submit(orders, first=len(tasks)))
+    def strike(stage: str, before: int) -> None:
         wait_until(lambda: len(shop.keys(stage)) > before, f"{stage} is at work")
         if stage == "label":
             strikes[stage] += wait_until(lambda: kill_programs(orders.processes["worker"]), "a label", poll=0.01)
@@ -148,8 +146,10 @@ def test_every_effect_is_done_once_while_the_services_are_killed(shop: Shop, ord
             shop.services[stage].start()
 
     for _ in range(ROUNDS):
+        before = {stage: len(shop.keys(stage)) for stage in STAGES}
+        tasks.update(submit(orders, first=len(tasks)))
         for stage in STAGES:
-            work_and_strike(stage)
+            strike(stage, before[stage])
 
     assert orders.wait_until_finished(len(tasks)) == {"completed": len(tasks)}
 
