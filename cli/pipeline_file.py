@@ -17,6 +17,7 @@ Whatever is wrong is told with the file, the line and the key.
 """
 
 import importlib
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "name": (str, "a string"),
     "priorities": (bool, "true or false"),
+    "schema": (str, "a string: the path of a JSON Schema, seen from this file"),
     "after": ((str, list), "the name of a stage, or a list of such names"),
     "retries": (int, "a whole number"),
     "timeout": ((int, float, str), 'seconds, or a duration such as "500ms", "15s" or "2m"'),
@@ -89,13 +91,17 @@ class _File:
     def pipeline(self, document: Mapping[str, Any]) -> Pipeline:
         self._known_keys((), document, ("pipeline", "stages"))
         head = self._table(("pipeline",), document.get("pipeline"))
-        self._known_keys(("pipeline",), head, ("name", "priorities"))
+        self._known_keys(("pipeline",), head, ("name", "priorities", "schema"))
         if "name" not in head:
             raise self._wrong(("pipeline",), 'the name is missing: name = "orders"')
         for key, value in head.items():
             self._check_type(("pipeline", key), value)
         priorities = head.get("priorities", False)
         pipeline = self._guarded(("pipeline", "name"), lambda: Pipeline(head["name"], priorities=priorities))
+        if "schema" in head:
+            place = ("pipeline", "schema")
+            schema = self._schema(place, head["schema"])
+            pipeline = self._guarded(place, lambda: Pipeline(head["name"], priorities=priorities, schema=schema))
         stages = self._table(("stages",), document.get("stages"))
         for name, table in stages.items():
             self._add(pipeline, name, self._table(("stages", name), table), stages)
@@ -135,6 +141,15 @@ class _File:
         for key in more:
             self._guarded((*place, key), partial(make, values[kind], **link_local | {key: more[key]}))
         return make(values[kind], **more)
+
+    def _schema(self, place: tuple[str, ...], name: str) -> Any:
+        path = self._path.parent / name
+        try:
+            return json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise self._wrong(place, f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise self._wrong(place, f"{path} is no JSON: {error}") from error
 
     def _function(self, place: tuple[str, ...], name: str) -> Handler:
         module, colon, attribute = name.partition(":")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
@@ -77,19 +77,44 @@ class Pipeline:
 
     Names are lower-case letters, digits, ``_`` and ``-``, beginning with a letter, 63 at most.
 
+    ``schema`` is the JSON Schema that payloads must meet at the HTTP door; by default that of the type ``Order`` if the
+    first stages take ``Task[Order]``, and else none.
+
     With ``priorities`` a task may be submitted as ``high`` or ``low``: its stages take the more urgent ones first, and
     the others at least now and then. Raises ``DeclarationError``.
     """
 
-    def __init__(self, name: str, *, priorities: bool = False) -> None:
+    def __init__(self, name: str, *, priorities: bool = False, schema: Mapping[str, Any] | None = None) -> None:
         self.name = _checked_name("pipeline", name)
         if not isinstance(priorities, bool):
             raise DeclarationError(f"pipeline {name!r}: priorities is True or False, not {priorities!r}")
         self.priorities = priorities
+        self._schema = schema
+        if schema is not None:
+            if not isinstance(schema, Mapping):
+                raise DeclarationError(f"pipeline {name!r}: schema is a JSON Schema as a dict, not {schema!r}")
+            _check_schema(self.name, schema)
         self._stages: dict[str, Stage] = {}
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """The JSON Schema of its payloads, given or read off the type hints of its first stages; ``None``: any JSON."""
+        if self._schema is not None:
+            return self._schema
+        hinted = [
+            schema
+            for stage in self._stages.values()
+            if not stage.after and (schema := _schema_hinted_by(stage)) is not None
+        ]
+        distinct = [schema for place, schema in enumerate(hinted) if schema not in hinted[:place]]
+        if len(distinct) > 1:
+            raise DeclarationError(
+                f"pipeline {self.name!r}: its first stages take different payloads; say what they may be by schema=…"
+            )
+        return distinct[0] if distinct else None
 
     def stage(
         self,
@@ -222,6 +247,29 @@ def _checked_name(what: str, name: str) -> str:
             " beginning with a letter, 63 at most"
         )
     return name
+
+
+def _check_schema(pipeline: str, schema: Mapping[str, Any]) -> None:
+    from .payload_schema import PayloadSchema  # only who declares a schema waits for its import
+
+    try:
+        PayloadSchema(schema)
+    except DeclarationError as error:
+        raise DeclarationError(f"pipeline {pipeline!r}: {error}") from None
+
+
+def _schema_hinted_by(stage: Stage) -> Mapping[str, Any] | None:
+    if isinstance(stage.handler, HttpStage | CommandStage):
+        return None
+    hints = [hint for name, hint in get_type_hints(stage.handler).items() if name != "return"]
+    if not any(get_args(hint) for hint in hints):
+        return None
+    from .payload_schema import schema_of_hint
+
+    try:
+        return schema_of_hint(hints[0])
+    except DeclarationError as error:
+        raise DeclarationError(f"stage {stage.full_name!r}: {error}") from None
 
 
 def _is_async(handler: Handler | HttpStage | CommandStage) -> bool:

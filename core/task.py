@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic
 from uuid import UUID
+
+from typing_extensions import TypeVar
 
 
 class Status(StrEnum):
@@ -50,9 +52,12 @@ def state_diagram() -> str:
     return "\n".join(lines)
 
 
+P = TypeVar("P", default=Any)
+
+
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a handler is given.
+class Task(Generic[P]):
+    """What a handler is given. ``Task[Order]``, where ``Order`` is a ``TypedDict``, says what the payload is.
 
     ``payload`` is what the client submitted; ``results`` maps each stage that is done to what it returned;
     ``attempt`` counts from 1. An attempt ends at the ``deadline``, if the client gave one.
@@ -61,7 +66,7 @@ class Task:
     task_id: UUID
     pipeline: str
     stage: str
-    payload: Any
+    payload: P
     results: Mapping[str, Any]
     attempt: int
     labels: Mapping[str, str]

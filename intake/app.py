@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from ..core import broker, telemetry
 from ..core.database import make_engine
 from ..core.errors import SettingsError, first_line
+from ..core.payload_schema import PayloadSchema
 from ..core.settings import Settings
 from ..outbox.audit import journey
 from ..outbox.submit import Accepted, Answer, Invalid, KeyTaken, Refusal, Submission, TaskTaken, UnknownPipeline
@@ -33,6 +35,7 @@ from .problems import Fault, Problem, answer_http_exception, answer_problem, inv
 from .requests import KEY, idempotency_key, path_id, read_body, submission, submissions
 from .submit import KeyHeld, Submitter
 from .transaction import as_problem, transaction
+from .validation import PayloadSchemas
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,7 @@ class Door:
         self._settings = settings
         self._engine = engine
         self._submitter = Submitter(engine, settings.schema)
+        self._schemas = PayloadSchemas(engine, settings.schema)
 
     def endpoints(self) -> list[Endpoint]:
         """All of them."""
@@ -131,10 +135,8 @@ class Door:
         """Accept one task: 202 after the commit; the same key and body again, the same answer."""
         body = await read_body(request, media_type="application/json", limit=self._settings.body_limit)
         key, traceparent = idempotency_key(request), request.headers.get("traceparent")
-        if len(body) > LARGE:
-            asked = await asyncio.to_thread(submission, body, key=key, traceparent=traceparent)
-        else:
-            asked = submission(body, key=key, traceparent=traceparent)
+        read = partial(submission, body, key=key, traceparent=traceparent, schemas=await self._current_schemas())
+        asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
         answer = await self._accept(asked)
         if not isinstance(answer, Accepted):
             raise _refusal(answer)
@@ -148,7 +150,14 @@ class Door:
         body = await read_body(request, media_type="application/x-ndjson", limit=self._settings.batch_limit)
         if "idempotency-key" in request.headers:
             raise malformed("a batch has no key of its own, but one for each line: its member idempotency_key")
-        lines = await asyncio.to_thread(self._read_lines, body, request.headers.get("traceparent"))
+        read = partial(
+            submissions,
+            body,
+            limit=self._settings.body_limit,
+            traceparent=request.headers.get("traceparent"),
+            schemas=await self._current_schemas(),
+        )
+        lines = await asyncio.to_thread(lambda: list(read()))
         asked = [line for _, line in lines if isinstance(line, Submission)]
         try:
             answers = iter(await self._submitter.submit_many(asked))
@@ -203,8 +212,11 @@ class Door:
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return JSONResponse({"status": "ready" if is_ready else "not ready", "checks": checks}, status)
 
-    def _read_lines(self, body: bytes, traceparent: str | None) -> list[tuple[int, Submission | Problem]]:
-        return list(submissions(body, limit=self._settings.body_limit, traceparent=traceparent))
+    async def _current_schemas(self) -> Mapping[str, PayloadSchema]:
+        try:
+            return await self._schemas.current()
+        except Exception as error:
+            raise as_problem(error) from error
 
     async def _accept(self, asked: Submission) -> Answer | KeyHeld:
         attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}

@@ -12,12 +12,13 @@ from starlette.requests import ClientDisconnect, Request
 from ..core.errors import UnstorableError
 from ..core.jsontext import decode, encode
 from ..core.moment import parse_rfc3339
+from ..core.payload_schema import PayloadSchema
 from ..core.priority import WORDS, Priority
 from ..core.task import new_task_id
 from ..core.telemetry import continued
 from ..outbox.submit import Submission
 from .members import MOMENT, TASK_ID, Member
-from .problems import Fault, Problem, invalid, malformed
+from .problems import FAULTS, Fault, Problem, invalid, malformed
 
 BATCH_LINES = 10_000
 """Lines of one batch, empty ones among them: a body of nothing but newlines must cost no more than one of tasks."""
@@ -84,10 +85,18 @@ def idempotency_key(request: Request) -> str | None:
     return value
 
 
-def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_key: bool = False) -> Submission:
+def submission(
+    body: bytes,
+    *,
+    key: str | None,
+    traceparent: str | None,
+    schemas: Mapping[str, PayloadSchema],
+    allow_key: bool = False,
+) -> Submission:
     """What ``body`` asks for. Raises a ``Problem`` with 400 or 422 that names every fault.
 
-    ``key`` is that of the header; with ``allow_key`` the body may bring its own as ``idempotency_key``.
+    ``key`` is that of the header; with ``allow_key`` the body may bring its own as ``idempotency_key``. ``schemas`` are
+    those that payloads must meet, by their pipelines.
     """
     document = _document(body)
     if not isinstance(document, dict):
@@ -98,6 +107,10 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
         faults.append(Fault("the name of a pipeline is required, as a string", "/pipeline"))
     if "payload" not in document:
         faults.append(Fault("a payload is required; null is one", "/payload"))
+    elif isinstance(pipeline, str) and (schema := schemas.get(pipeline)):
+        faults += [
+            Fault(detail, f"/payload{pointer}") for pointer, detail in schema.faults(document["payload"], most=FAULTS)
+        ]
     task_id = _task_id(document.get("task_id"), faults)
     labels = _labels(document.get("labels"), faults)
     not_before, deadline = (_moment(document, member, faults) for member in ("not_before", "deadline"))
@@ -124,7 +137,9 @@ def submission(body: bytes, *, key: str | None, traceparent: str | None, allow_k
     )
 
 
-def submissions(body: bytes, *, limit: int, traceparent: str | None) -> Iterator[tuple[int, Submission | Problem]]:
+def submissions(
+    body: bytes, *, limit: int, traceparent: str | None, schemas: Mapping[str, PayloadSchema]
+) -> Iterator[tuple[int, Submission | Problem]]:
     """What each line of an NDJSON body asks for, or what is wrong with it, with its number from 1; not the empty lines.
 
     A line has at most ``limit`` bytes, as a task has that comes alone. Raises a ``Problem`` with 413 if the lines are
@@ -138,7 +153,10 @@ def submissions(body: bytes, *, limit: int, traceparent: str | None) -> Iterator
             yield number, _too_large(f"the line has more than {limit:,} bytes")
         elif line.strip():
             try:
-                yield number, submission(line, key=None, traceparent=traceparent, allow_key=True)
+                yield (
+                    number,
+                    submission(line, key=None, traceparent=traceparent, schemas=schemas, allow_key=True),
+                )
             except Problem as problem:
                 yield number, problem
 

@@ -63,6 +63,7 @@ def definition(pipeline: Pipeline) -> dict[str, Any]:
             for stage in pipeline.graph().values()
         ],
         **({"priorities": True} if pipeline.priorities else {}),
+        **({} if pipeline.schema is None else {"schema": dict(pipeline.schema)}),
     }
 
 

@@ -76,6 +76,7 @@ def test_a_file_declares_what_code_would(folder: Path) -> None:
         ("[pipeline\n", "orders.toml is no TOML: Expected"),
         ("", "orders.toml: pipeline: there is no table [pipeline]"),
         ('[pipeline]\nname = "Orders"\n', "line 2: pipeline.name: 'Orders' cannot name a pipeline"),
+        ('[pipeline]\nname = "o"\nschema = "no.json"\n', "line 3: pipeline.schema: no.json cannot be read"),
         ("[pipeline]\nname = 7\n", "line 2: pipeline.name: must be a string, not 7"),
         ('[pipeline]\nnam = "o"\n', "line 2: pipeline.nam: no such key here; did you mean name?"),
         ('[pipeline]\nname = "o"\n', "stages: there is no table [stages]"),
