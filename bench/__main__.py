@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import away, idle, memory, parked, rate, swf, throughput
+from . import away, idle, intake, memory, parked, rate, swf, throughput
 from .chaos import run as chaos
 
 
@@ -25,6 +25,8 @@ def main() -> int:
             )
         case "away":
             return away.run(seconds=options.seconds)
+        case "intake":
+            return intake.run(seconds=options.seconds)
         case "memory":
             return memory.run(tasks=options.tasks, every=options.every)
         case "idle":
@@ -48,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     drain = measurements.add_parser("throughput", help="tasks/s and CPU, beside a ceiling, as ratios (the default)")
     drain.add_argument("--tasks", type=int, default=throughput.TASKS, help="how many are drained [%(default)s]")
     drain.add_argument("--repeat", type=int, default=1, help="how often; the median counts [%(default)s]")
+
+    door = measurements.add_parser("intake", help="tasks accepted over HTTP, beside a bare route and plain inserts")
+    door.add_argument("--seconds", type=float, default=8, help="how long each [%(default)s]")
 
     flat = measurements.add_parser("memory", help="memory of intake, relay and workers along a long run")
     flat.add_argument("--tasks", type=int, default=200_000, help="how many travel [%(default)s]")

@@ -6,9 +6,12 @@ pair and no infinity, and it drops the first of two members with one name. We sa
 
 import json
 import math
+import re
 from collections import Counter
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from .errors import UnstorableError
 
@@ -18,6 +21,8 @@ DEEPEST = 100
 
 def decode(text: bytes) -> Any:
     """The value of a JSON text. Raises ``UnstorableError``, ``malformed`` if ``text`` is no JSON in UTF-8."""
+    if (plain := _decode_plain(text)) is not None:
+        return plain
     try:
         string = text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -32,6 +37,36 @@ def decode(text: bytes) -> Any:
         raise UnstorableError(f"nested deeper than {DEEPEST} levels") from error
     check(value)
     return value
+
+
+_DOUBTFUL = re.compile(rb"""\\|[0-9.]{15}|[0-9.][eE]|"\s+:""")
+"""What a text that is beyond doubt has not: an escape, which may hide a NUL or half a surrogate pair; a number with an
+exponent or more digits than a double; white space between a member's name and its colon."""
+
+
+def _decode_plain(text: bytes) -> Any:
+    """The value of a text that is JSON beyond doubt, and of which Postgres keeps all; else ``None``.
+
+    Most are, and are read ten times as fast so. Nothing is decided here: what is in doubt is looked at with care.
+    """
+    if _DOUBTFUL.search(text) or text.count(b"[") + text.count(b"{") > DEEPEST:
+        return None
+    try:
+        value = msgspec.json.decode(text)
+        again = msgspec.json.encode(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    # Without escapes these two characters are the end of a member's name, or begin a string; of the latter both have
+    # as many. Where there are fewer now, one of two members with one name was dropped.
+    return value if again.count(b'":') == text.count(b'":') else None
+
+
+def encode_checked(value: Any) -> str:
+    """``value``, which ``decode`` has returned or ``check`` has let pass, as JSON text."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, OverflowError, ValueError):
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))  # a number beyond 64 bits
 
 
 def _parse(string: str) -> Any:

@@ -10,7 +10,7 @@ from uuid import UUID
 from starlette.requests import ClientDisconnect, Request
 
 from ..core.errors import UnstorableError
-from ..core.jsontext import decode, encode
+from ..core.jsontext import decode, encode_checked
 from ..core.moment import parse_rfc3339
 from ..core.payload_schema import PayloadSchema
 from ..core.priority import WORDS, Priority
@@ -127,8 +127,8 @@ def submission(
         task_id=task_id or new_task_id(),
         has_own_id=task_id is not None,
         pipeline=str(pipeline),
-        payload=encode(document["payload"]),
-        labels=encode(labels),
+        payload=encode_checked(document["payload"]),
+        labels=encode_checked(labels),
         traceparent=continued(traceparent),
         key=key,
         not_before=not_before,

@@ -2,6 +2,6 @@
 -- those before it, and says that nothing was written.
 select place, outcome, task_id, created_at, traceparent, fault
   from postroad.accept_all(
-           %(task_id)s::uuid[], %(is_own)s::boolean[], %(pipeline)s::text[], %(payload)s::text[]::jsonb[],
-           %(labels)s::text[]::jsonb[], %(key)s::text[], %(traceparent)s::text[], %(not_before)s::timestamptz[],
+           %(task_id)s::uuid[], %(is_own)s::boolean[], %(pipeline)b::text[], %(payload)b::text[]::jsonb[],
+           %(labels)b::text[]::jsonb[], %(key)b::text[], %(traceparent)b::text[], %(not_before)s::timestamptz[],
            %(deadline)s::timestamptz[], %(priority)s::smallint[])

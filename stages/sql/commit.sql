@@ -2,7 +2,8 @@
 -- Parameters, arrays of one length, one outcome a task: task_id uuid[], version int[] (as loaded), stage text[],
 -- kind text[] (done, failed, snoozed, waiting, dead), attempts int[] (with this one), result text[] (JSON), reason
 -- text[], error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[], lease bytea[]
--- (of the waiting, else null: then the one there was stays, to know a report that is repeated); and worker text.
+-- (of the waiting, else null: then the one there was stays, to know a report that is repeated); and worker text. Long
+-- texts go in binary form: as text psycopg escapes each quote in them.
 --
 -- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled, in stages that
 -- are still in force; returns their task_id. For the others somebody was first: load again, decide again.
@@ -15,7 +16,7 @@
 with outcome as materialized (
     select *
       from unnest(%(task_id)s::uuid[], %(version)s::int[], %(stage)s::text[], %(kind)s::text[], %(attempts)s::int[],
-                  %(result)s::text[], %(reason)s::text[], %(error)s::text[], %(fingerprint)s::text[],
+                  %(result)b::text[], %(reason)b::text[], %(error)b::text[], %(fingerprint)s::text[],
                   %(delay)s::interval[], %(started_at)s::timestamptz[], %(lease)s::bytea[])
            as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at, lease)
      order by task_id

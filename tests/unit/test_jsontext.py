@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad import PostroadError, Status
+from postroad.core import jsontext
 from postroad.core.errors import UnstorableError
-from postroad.core.jsontext import DEEPEST, check, decode, encode
+from postroad.core.jsontext import DEEPEST, check, decode, encode, encode_checked
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=20,
+)
+"""Any JSON."""
 
 
 @pytest.mark.parametrize(
@@ -193,3 +201,40 @@ def test_any_bytes_are_decoded_or_refused(text: bytes) -> None:
     except UnstorableError:
         return
     check(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":2}',
+        b'{"a":1,"\\u0061":2}',
+        b'{"a" :1,"a":2}',
+        b'{"a"\n:1,"a":2}',
+        b'[{"":":","":1}]',
+        b'{"a":":a","a":"b"}',
+    ],
+)
+def test_a_name_that_stands_twice_is_found_however_it_is_written(text: bytes) -> None:
+    with pytest.raises(UnstorableError, match="two members named"):
+        decode(text)
+
+
+@given(VALUES, st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]), st.booleans())
+def test_what_is_read_fast_is_what_is_read_with_care(value: Any, separators: tuple[str, str], ascii: bool) -> None:
+    text = json.dumps(value, separators=separators, ensure_ascii=ascii).encode("utf-8", "replace")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsontext, "_decode_plain", lambda text: None)
+        slow = _outcome(text)
+    fast = _outcome(text)
+
+    assert repr(fast) == repr(slow)  # 1 and 1.0 are equal
+    if not isinstance(fast, str):
+        assert json.loads(encode_checked(fast[0])) == fast[0]
+
+
+def _outcome(text: bytes) -> Any:
+    try:
+        return [decode(text)]
+    except UnstorableError as error:
+        return str(error)
