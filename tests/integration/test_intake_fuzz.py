@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
@@ -12,7 +13,9 @@ from postroad import Settings
 from tests.integration.door import open_door
 from tests.integration.road import Road
 
-REQUESTS = 2_000
+REQUESTS = int(os.environ.get("POSTROAD_TEST_FUZZ", "2000"))
+"""``POSTROAD_TEST_FUZZ=50000 pytest tests/integration/test_intake_fuzz.py --timeout 0`` takes longer, and sees more."""
+
 AT_ONCE = 25
 
 IDS = [f"01890a5d-ac96-774b-bcce-{number:012x}" for number in range(8)]
@@ -33,6 +36,8 @@ MEMBERS: dict[str, list[bytes]] = {
     "labels": [b"null", b"{}", b'{"team":"blue"}', b'{"a b":1}', b'{"n":"' + b"x" * 300 + b'"}'],
     "idempotency_key": [b"null", b'""', b"7", *(b'"line-%d"' % number for number in range(99))],
     "priority": [b"null", b'"normal"', b'"normal"', b'"high"', b'"urgent"'],
+    "not_before": [b"null", b'"2026-12-01T10:00:00+21:46"', b'"0001-01-01T00:00:00+23:59"', b'"soon"', b"0"],
+    "deadline": [b"null", b'"9999-12-31T23:59:59-23:59"', b'"9999-12-31T23:59:59Z"', b'"2020-01-01T00:00:00Z"', b'""'],
     "urgency": [b"1"],
 }
 
@@ -86,6 +91,8 @@ def document(draw: Random, is_line: bool) -> bytes:
         ("labels", 0.2),
         ("idempotency_key", 0.3 * is_line),
         ("priority", 0.1),
+        ("not_before", 0.08),
+        ("deadline", 0.08),
         ("urgency", 0.03),
     ):
         names += [name] * (draw.random() < share)
