@@ -2,13 +2,13 @@
 
 import contextlib
 import logging
-import time
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from ..core.broker import Keys, Scripts
+from ..core.broker import Keys
+from ..core.bucket import Bucket, Grant, OwnShare
 from ..core.pipeline import Stage
 from ..core.rate import OFF, Rate
 
@@ -56,10 +56,9 @@ class Throttle:
         """How many processes share the rate, as far as is known: only for when Redis is full."""
         self._name = stage.full_name
         self._consumer = consumer
-        self._scripts = Scripts(__package__ or "", client)
-        self._keys = [keys.limit(stage.pipeline, stage.name), keys.running(stage.pipeline, stage.name)]
+        self._bucket = Bucket(client, keys.limit(stage.pipeline, stage.name), keys.running(stage.pipeline, stage.name))
         self._alive = keys.alive(keys.shard_of(stage.pipeline, stage.name), "")
-        self._own = _OwnShare()
+        self._own = OwnShare()
         self._is_full = False
 
     @property
@@ -76,14 +75,14 @@ class Throttle:
         if not self.is_needed:
             return want, 0.0
         try:
-            granted, wait = await self._ask(want, held)
+            grant = await self._ask(want, held)
         except OutOfMemoryError:
             if not self._is_full:
                 log.warning("Redis is full: %s keeps to its share of the limits by itself", self._name)
             self._is_full = True
             return self._take_own(want, held)
         self._is_full = False
-        return granted, wait / 1000
+        return grant.granted, grant.wait
 
     async def give_back(self, unused: int, *, held: int) -> None:
         """``unused`` of what was granted was not needed; this process holds ``held`` entries now.
@@ -94,34 +93,14 @@ class Throttle:
             with contextlib.suppress(RedisError, OSError):
                 await self._ask(-unused, held)
 
-    async def _ask(self, want: int, held: int) -> tuple[int, int]:
-        rate, running = self.limits.rate, self.limits.max_running
-        arguments: list[str | int] = [repr(rate.per_second) if rate else 0, rate.burst if rate else 0, want]
-        arguments += [running or 0, self._consumer, held, self._alive]
-        granted, wait = await self._scripts.run("take", self._keys, arguments)
-        return int(granted), int(wait)
+    async def _ask(self, want: int, held: int) -> Grant:
+        running = (self.limits.max_running or 0, self._consumer, held, self._alive)
+        return await self._bucket.take(want, self.limits.rate, running=running)
 
     def _take_own(self, want: int, held: int) -> tuple[int, float]:
         if self.limits.max_running is not None:
             want = min(want, max(0, self.limits.max_running // self.processes - held))
         if self.limits.rate is None or want == 0:
             return want, 0.05
-        return self._own.take(want, self.limits.rate, self.processes)
-
-
-class _OwnShare:
-    """The part of a rate that falls to one of several processes, by its own clock."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def take(self, want: int, rate: Rate, processes: int) -> tuple[int, float]:
-        step = processes / rate.per_second
-        room = max(1.0, rate.burst / processes) * step
-        now = time.monotonic()
-        self._next = min(max(self._next, now), now + room)
-        granted = min(want, int((now + room - self._next) / step + 1e-6))
-        if granted == 0:
-            return 0, self._next + step - now - room
-        self._next += granted * step
-        return granted, 0.0
+        grant = self._own.take(want, self.limits.rate, self.processes)
+        return grant.granted, grant.wait

@@ -1,16 +1,17 @@
--- Let a process begin attempts, within the rate of the stage and the number that may run at once, over all processes.
+-- Let a process go on, within a rate and a number that may run at once, over all processes: with attempts of a stage, or
+-- requests under a key.
 --
--- KEYS[1]  when the next attempt would be due if all came evenly (µs)
--- KEYS[2]  how many entries each process holds
--- ARGV[1]  attempts in a second, 0: no rate     ARGV[2]  how many at once after a rest
+-- KEYS[1]  when the next one would be due if all came evenly (µs)
+-- KEYS[2]  how many entries each process holds; only needed with a limit
+-- ARGV[1]  how many in a second, 0: no rate     ARGV[2]  how many at once after a rest
 -- ARGV[3]  how many are wanted; less than 0 to give so many back
 -- ARGV[4]  how many may run at once, 0: no limit
 -- ARGV[5]  the consumer      ARGV[6]  how many entries it holds      ARGV[7]  the keys of live consumers begin so
 --
--- Returns how many are granted, and if none: in how many ms to ask again.
+-- Returns how many are granted; if none, in how many ms to ask again; and how many more the rate would grant now.
 -- The keys of live consumers are not among KEYS, for nobody knows them all, but share their slot.
 local rate, burst, want, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local granted, wait = math.max(want, 0), 0
+local granted, wait, left = math.max(want, 0), 0, 0
 
 if limit > 0 then
   local others = 0
@@ -43,8 +44,9 @@ if rate > 0 and want ~= 0 then
     if granted == 0 then wait = math.max(wait, math.ceil((next + step - now - burst * step) / 1000)) end
     next = next + granted * step
   end
+  left = math.floor((now + burst * step - next) / step + 1e-6)
   redis.call('SET', KEYS[1], string.format('%.0f', next), 'PX', math.ceil((next - now) / 1000) + 1000)
 end
 
 if limit > 0 then redis.call('HSET', KEYS[2], ARGV[5], ARGV[6] + granted) end
-return {granted, wait}
+return {granted, wait, left}
