@@ -26,6 +26,9 @@ _KNOWN = {
     "retention": click.option("--retention", metavar="TIME", help="How long events and tasks are kept. [default: 30d]"),
     "host": click.option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
     "port": click.option("--port", metavar="NUMBER", help="Port to listen on. [default: 8080]"),
+    "auth": click.option(
+        "--auth", metavar="WHEN", help="Keys of the door: auto, required or off. [default: auto, once there is one]"
+    ),
     "config": click.option(
         "--config", metavar="FILE", type=click.Path(path_type=Path), help="Settings. [default: ./postroad.toml]"
     ),
@@ -42,7 +45,7 @@ _KNOWN = {
 def who_and_why(command: Command) -> Command:
     """Give a command ``--by`` and ``--reason``, which stand in the journey of the tasks that it changes."""
     command = click.option("--reason", help="Why; stands in the task's journey.")(command)
-    return click.option("--by", default=_user, show_default="you", help="Who asks; stands in the task's journey.")(
+    return click.option("--by", default=user, show_default="you", help="Who asks; stands in the task's journey.")(
         command
     )
 
@@ -64,7 +67,7 @@ def read_settings(given: dict[str, Any]) -> Settings:
     return Settings.read(flags, file=given.get("config"))
 
 
-def _user() -> str:
+def user() -> str:
     """Who runs this. In a container that is often a number without a name."""
     try:
         return getpass.getuser()

@@ -8,7 +8,7 @@ import click
 from ..core.settings import Settings
 from ..intake.pause import set_paused
 from .connect import connection
-from .options import options, read_settings
+from .options import options, read_settings, user
 
 
 @click.command("pause")
@@ -34,4 +34,4 @@ async def _set(settings: Settings, name: str, *, is_paused: bool) -> bool:
     if not dot:
         raise click.BadParameter(f"{name!r} is not of the form PIPELINE.STAGE", param_hint="PIPELINE.STAGE")
     async with connection(settings) as opened:
-        return await set_paused(opened, pipeline, stage, settings.schema, paused=is_paused)
+        return await set_paused(opened, pipeline, stage, settings.schema, paused=is_paused, by=user())

@@ -2,39 +2,44 @@
 
 import asyncio
 import importlib
+import ipaddress
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import uvicorn
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.backoff import Pause
 from ..core.database import is_transient, make_engine
-from ..core.errors import first_line
+from ..core.errors import SettingsError, first_line
 from ..core.pipeline import Pipeline, Stage
 from ..core.settings import Settings
 from ..core.telemetry import configure_logging
 from ..intake.app import create_app
+from ..intake.keys import are_any
 from ..relay.relay import Relay
 from ..stages.deploy import record_if_new
 from ..stages.worker import Worker
 from .app import load_app, select_stages
-from .connect import wait_for_postgres, wait_for_redis
+from .connect import translated, wait_for_postgres, wait_for_redis
 from .options import options, read_settings
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SERVERS = ("database_url", "redis_url", "schema", "prefix")
 
 
 @click.command("serve")
-@options(*_SERVERS, "host", "port", "grace", "log_level")
+@options(*_SERVERS, "host", "port", "auth", "grace", "log_level")
 def serve_command(log_level: str, **given: Any) -> None:
     """Run the intake: the HTTP door, on http://127.0.0.1:8080 unless told otherwise."""
     settings = read_settings(given)
@@ -42,6 +47,7 @@ def serve_command(log_level: str, **given: Any) -> None:
 
     async def run() -> None:
         await wait_for_postgres(settings)
+        await _check_auth(settings)
         config = uvicorn.Config(
             create_app(settings),
             host=settings.host,
@@ -102,6 +108,34 @@ def run_command(names: tuple[str, ...], is_all: bool, log_level: str, **given: A
         os._exit(code)
 
 
+async def _check_auth(settings: Settings) -> None:
+    """Say in the log who may use the door. Raises ``SettingsError`` if everybody might who can reach the machine."""
+    if settings.auth == "off":
+        log.warning("auth is off: whoever reaches %s may do everything", settings.host)
+        return
+    there_are_keys = await _asked(settings, are_any)
+    if there_are_keys:
+        log.info("every request needs a key (auth is %s, and there are some)", settings.auth)
+    elif settings.auth == "required":
+        log.warning("every request needs a key, and there is none: make one with postroad key create")
+    elif await asyncio.to_thread(_is_loopback, settings.host):
+        log.info("there are no keys: whoever reaches %s, from this machine, may do everything", settings.host)
+    else:
+        raise SettingsError(
+            f"host: {settings.host} can be reached from other machines, and there are no keys: make one with"
+            " postroad key create NAME --scope submit; or, behind a proxy that lets nobody else in, set auth to off"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    """True if only this machine reaches ``host``; a name may have several addresses."""
+    try:
+        found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True  # nobody can listen there: uvicorn will say so
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
 async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stage]) -> tuple[int, int]:
     """Work until told to stop; how many handlers still hang then, and the exit code."""
     worker = Worker(settings, stages)
@@ -118,19 +152,35 @@ async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stag
 
 
 async def _record(engine: AsyncEngine, pipelines: list[Pipeline], stages: list[Stage], schema: str) -> None:
+    async def record(opened: AsyncConnection) -> None:
+        for pipeline in pipelines:
+            names = [stage.name for stage in stages if stage.pipeline == pipeline.name]
+            if names:
+                await record_if_new(opened, pipeline, names, schema)
+
+    await _insist(engine, record, "recording the pipelines")
+
+
+async def _asked(settings: Settings, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    engine = make_engine(settings, application="postroad", pool=3)
+    try:
+        with translated(settings):
+            return await _insist(engine, question, "looking for keys")
+    finally:
+        await engine.dispose()
+
+
+async def _insist(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], name: str) -> T:
+    """Do ``work`` in a transaction, again and again while Postgres is away."""
     pause = Pause()
     while True:
         try:
             async with engine.begin() as opened:
-                for pipeline in pipelines:
-                    names = [stage.name for stage in stages if stage.pipeline == pipeline.name]
-                    if names:
-                        await record_if_new(opened, pipeline, names, schema)
-            return
+                return await work(opened)
         except Exception as error:
             if not is_transient(error):
                 raise
-            log.warning("recording the pipelines pauses: %s", first_line(error))
+            log.warning("%s pauses: %s", name, first_line(error))
         await asyncio.sleep(pause.next())
 
 

@@ -20,6 +20,7 @@ from ..core.errors import UnreachableError, UnstorableError
 from ..core.jsontext import decode
 from ..core.moment import parse_rfc3339
 from ..core.priority import WORDS
+from .options import options, read_settings
 
 BATCH = 200
 """Lines in one request."""
@@ -29,6 +30,9 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 REQUESTS = 4
 """Requests under way at once."""
+
+LATER = (429, 503)
+"""What becomes of a line that is to be sent again."""
 
 Lines = list[tuple[int, bytes]]
 """Lines as they are sent, each with its number in the source."""
@@ -80,6 +84,7 @@ def _checked_moment(context: click.Context, parameter: click.Parameter, value: s
 @click.option(
     "--priority", type=click.Choice(list(WORDS)), help="Of the lines that do not say, if the pipeline has any."
 )
+@options()
 def submit_command(
     pipeline: str,
     file: io.BufferedIOBase,
@@ -89,6 +94,7 @@ def submit_command(
     deadline: str | None,
     priority: str | None,
     run: str | None,
+    **given: Any,
 ) -> None:
     """Submit tasks to PIPELINE, a line each: {"payload": …, "idempotency_key"?, "labels"?, "task_id"?}.
 
@@ -96,8 +102,9 @@ def submit_command(
 
     A line with neither an idempotency key nor a task id is given a key made of the run's name and its number, so that
     nothing is accepted twice when a request, or with --run the whole run, is repeated. Prints what became of the
-    lines; exit code 1 if any was refused.
+    lines; exit code 1 if any was refused. An intake that requires a key is given that of POSTROAD_API_KEY.
     """
+    key = read_settings(given).api_key
     name = run or uuid.uuid4().hex
     is_terminal = sys.stderr.isatty()
     tally = Tally()
@@ -114,7 +121,7 @@ def submit_command(
         with Progress(*columns, console=Console(stderr=True), disable=not is_terminal) as progress:
             bar = progress.add_task("submit", total=None)
             await submit(
-                url, pipeline, source, run=name, patience=patience, tally=tally,
+                url, pipeline, source, run=name, patience=patience, tally=tally, key=key,
                 defaults={"not_before": not_before, "deadline": deadline, "priority": priority},
                 advance=lambda count: progress.advance(bar, count),
             )  # fmt: skip
@@ -148,13 +155,15 @@ async def submit(
     patience: float = 60,
     batch: int = BATCH,
     tally: Tally | None = None,
+    key: str = "",
     defaults: Mapping[str, str | None] | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Tally:
     """Submit the lines of ``source`` to the intake at ``url``, a few requests at a time.
 
     A request that fails, or is answered 503, is repeated for ``patience`` seconds; the keys make that safe, and with
-    the same ``run`` the whole is safe to repeat. ``defaults`` are members for lines that lack them. ``tally`` is kept
+    the same ``run`` the whole is safe to repeat. So is a line, or a request, that comes too fast (429). ``key`` is that
+    of the door, if it needs one. ``defaults`` are members for lines that lack them. ``tally`` is kept
     while answers come in. Raises ``UnreachableError`` when patience is at its end.
     """
     tally = Tally() if tally is None else tally
@@ -169,7 +178,8 @@ async def submit(
         finally:
             places.release()
 
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    login = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(timeout=timeout, headers=login) as session:
         intake = _Intake(session, url, patience)
         lines_to_send = _prepared(pipeline, source, tally, run or uuid.uuid4().hex, defaults or {})
         try:
@@ -191,43 +201,86 @@ class _Intake:
         self._url = url
         self._patience = patience
         self._outage = Pause()
+        self._after = 0.0
+        """What the last answer said of when to come again."""
 
     async def submit(self, lines: Lines) -> list[dict[str, Any]]:
-        """The answer to each of ``lines``."""
+        """The answer to each of ``lines``; those that came too fast are sent again."""
+        answers = await self._submit(lines)
+        patience = _Patience(self._patience)
+        while later := [place for place, answer in enumerate(answers) if answer["status"] in LATER]:
+            told = answers[later[0]]
+            await self._wait(patience, f"{told['status']} {told.get('detail', '')}", self._after)
+            again = await self._submit([lines[place] for place in later])
+            for place, answer in zip(later, again, strict=True):
+                answers[place] = answer
+            if any(answer["status"] not in LATER for answer in again):
+                patience = _Patience(self._patience)
+        return answers
+
+    async def _submit(self, lines: Lines) -> list[dict[str, Any]]:
         status, text = await self._post(b"\n".join(line for _, line in lines))
         if status == 200:
             return [json.loads(answer) for answer in text.splitlines()]
         if len(lines) == 1:
             return [{"status": status, "detail": "too large for the intake"}]
         middle = len(lines) // 2
-        return await self.submit(lines[:middle]) + await self.submit(lines[middle:])
+        return await self._submit(lines[:middle]) + await self._submit(lines[middle:])
 
     async def _post(self, body: bytes) -> tuple[int, str]:
         """The status of the answer, 200 or 413, and its text."""
-        pause = Pause()
-        clock = asyncio.get_running_loop().time
-        deadline: float | None = None
+        patience = _Patience(self._patience)
         headers = {"Content-Type": "application/x-ndjson"}
         while True:
+            after = 0.0
             try:
                 async with self._session.post(
                     f"{self._url}/v1/tasks:batch", data=io.BytesIO(body), headers=headers
                 ) as answer:
                     text = await answer.text(errors="replace")
+                    after = _seconds(answer.headers.get("Retry-After"))
                     if answer.status in (200, 413):
                         self._outage.reset()
+                        self._after = after
                         return answer.status, text
                     reason = f"{answer.status} {text[:300]}"
-                    if answer.status not in (429, 502, 503, 504):
+                    if answer.status == 401:
+                        raise click.ClickException(
+                            f"{self._url} answers 401: set POSTROAD_API_KEY to a key that is good"
+                        )
+                    if answer.status not in (*LATER, 502, 504):
                         raise click.ClickException(f"{self._url} answers {reason}")
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reason = str(error) or type(error).__name__
-            deadline = deadline or clock() + self._patience
-            if clock() > deadline:
-                raise UnreachableError(f"the intake at {self._url}", reason)
-            if self._outage.is_worth_a_line():
-                click.echo(f"waiting for the intake at {self._url}: {reason}", err=True)
-            await asyncio.sleep(pause.next())
+            await self._wait(patience, reason, after)
+
+    async def _wait(self, patience: "_Patience", reason: str, after: float) -> None:
+        """Wait for the next try, ``after`` so many seconds at least. Raises if patience is at its end."""
+        if patience.is_over():
+            raise UnreachableError(f"the intake at {self._url}", reason)
+        if self._outage.is_worth_a_line():
+            click.echo(f"waiting for the intake at {self._url}: {reason}", err=True)
+        await asyncio.sleep(max(patience.pause.next(), after))
+
+
+class _Patience:
+    """How long something is tried, from its first failure on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.pause = Pause()
+        self._seconds = seconds
+        self._until: float | None = None
+
+    def is_over(self) -> bool:
+        """True if the time is up."""
+        now = asyncio.get_running_loop().time()
+        self._until = self._until or now + self._seconds
+        return now > self._until
+
+
+def _seconds(text: str | None) -> float:
+    """What ``Retry-After`` says in seconds, a minute at most."""
+    return min(60.0, float(text)) if text is not None and text.isdecimal() else 0.0
 
 
 def _prepared(

@@ -77,6 +77,11 @@ class Keys:
         """How many of the stage's entries each process holds."""
         return f"{self._stage(pipeline, stage)}:running"
 
+    def quota(self, key_id: str) -> tuple[str, int]:
+        """How much of the rate of a key of the door is used, and the shard that this belongs to."""
+        shard = zlib.crc32(key_id.encode()) % len(self.shards)
+        return f"{self._prefix}:{{{shard}}}:quota:{key_id}", shard
+
     def alive(self, shard: int, consumer: str) -> str:
         """Exists while this consumer lives."""
         return f"{self._prefix}:{{{shard}}}:alive:{consumer}"

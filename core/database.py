@@ -48,7 +48,7 @@ SCHEMA = "postroad"
 """The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
 
 
-REVISION = "0004"
+REVISION = "0005"
 """The revision of our tables that this code needs: the newest migration."""
 
 
@@ -87,6 +87,7 @@ stage_table = Table(
     Column("resting_until", _moment),
     Column("rests", Integer, nullable=False),
     Column("trouble", Text),
+    Column("switched_by", Text),
 )
 task_table = Table(
     "task",
@@ -108,6 +109,7 @@ task_table = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("not_before", _moment),
     Column("deadline", _moment),
+    Column("submitted_by", Text),
 )
 intake_key_table = Table(
     "intake_key",
@@ -187,6 +189,22 @@ schedule_table = Table(
     Column("last_at", _moment),
     Column("last_task", Uuid),
     Column("created_at", _moment, nullable=False),
+)
+api_key_table = Table(
+    "api_key",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("scopes", ARRAY(Text), nullable=False),
+    Column("pipelines", ARRAY(Text)),
+    Column("rate", Text),
+    Column("burst", Integer),
+    Column("created_at", _moment, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("expires_at", _moment),
+    Column("revoked_at", _moment),
+    Column("last_used_at", _moment),
 )
 
 

@@ -17,6 +17,9 @@ from typing import Any, get_type_hints
 from .errors import SettingsError
 from .redis_url import RedisUrl
 
+AUTH = ("auto", "required", "off")
+"""What the setting ``auth`` can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -60,6 +63,13 @@ class Settings:
     batch_limit: int = field(
         default=16 * 1024 * 1024, metadata={"doc": "largest body of POST /v1/tasks:batch, in bytes"}
     )
+    auth: str = field(
+        default="auto",
+        metadata={"doc": "keys of the door: auto (required once there is one), required, or off"},
+    )
+    api_key: str = field(
+        default="", repr=False, metadata={"doc": "the key with which commands go through the door: prk_…"}
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
@@ -80,6 +90,10 @@ class Settings:
             raise SettingsError(f"lease: must be a second or more, not {self.lease}")
         if not timedelta(hours=1) <= self.retention <= timedelta(days=30):
             raise SettingsError(f"retention: must be an hour to 30 days, not {self.retention}")
+        if self.auth not in AUTH:
+            raise SettingsError(f"auth: must be one of {', '.join(AUTH)}, not {self.auth!r}")
+        if not re.fullmatch(r"[\x21-\x7e]*", self.api_key):
+            raise SettingsError("api_key: printable ASCII without spaces, as postroad key create prints it")
         if self.grace < timedelta():
             raise SettingsError(f"grace: must not be negative, not {self.grace}")
         for name, url in (("database_url", self.database_url), ("direct_url", self.direct_url)):

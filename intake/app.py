@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -26,12 +27,15 @@ from ..core.settings import Settings
 from ..outbox.audit import journey
 from ..outbox.submit import Accepted, Answer, Invalid, KeyTaken, Refusal, Submission, TaskTaken, UnknownPipeline
 from .answers import jsonable, ndjson
+from .auth import Guard, caller_of, forbidden
 from .description import Description
 from .endpoint import NDJSON, Body, Endpoint, Reply, ref
-from .lookup import find_task
+from .keyring import Caller, Keyring
+from .lookup import find_pipeline, find_task
 from .members import TRACEPARENT
 from .operations import Operations
 from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
+from .quota import Quota, refusal
 from .requests import KEY, idempotency_key, path_id, read_body, submission, submissions
 from .submit import KeyHeld, Submitter
 from .transaction import as_problem, transaction
@@ -52,20 +56,29 @@ CLEAN_UP = 5.0
 def create_app(settings: Settings) -> Starlette:
     """The application for one deployment; it connects when it is started."""
     engine = make_engine(settings, application="postroad intake")
-    door = Door(settings, engine)
+    keyring = Keyring(engine, settings.schema, settings.auth)
+    quota = Quota(settings)
+    guard = Guard(keyring, quota)
+    door = Door(settings, engine, guard)
     operations = Operations(settings.schema, engine)
     endpoints = [*door.endpoints(), *operations.endpoints()]
-    description = Description(endpoints)
+    description = Description(endpoints, keyring)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        beside = [asyncio.create_task(keyring.run())]
         yield
+        keyring.stop()
+        _, late = await asyncio.wait(beside, timeout=CLEAN_UP)
+        for task in late:
+            task.cancel()
         await door.close()
+        await quota.aclose()
         await engine.dispose()
 
     return Starlette(
         routes=[
-            *(endpoint.route() for endpoint in endpoints),
+            *(guard.route(endpoint) for endpoint in endpoints),
             Route("/openapi.json", description.document, methods=["GET"]),
             Route("/docs", description.page, methods=["GET"]),
         ],
@@ -81,9 +94,10 @@ def create_app(settings: Settings) -> Starlette:
 class Door:
     """The endpoints that submit tasks and look them up, and those that say how the process is."""
 
-    def __init__(self, settings: Settings, engine: AsyncEngine) -> None:
+    def __init__(self, settings: Settings, engine: AsyncEngine, guard: Guard) -> None:
         self._settings = settings
         self._engine = engine
+        self._guard = guard
         self._submitter = Submitter(engine, settings.schema)
         self._schemas = PayloadSchemas(engine, settings.schema)
 
@@ -109,7 +123,7 @@ class Door:
             Endpoint(
                 "POST", "/v1/tasks:batch", self.submit_batch, "submit",
                 {200: Reply("An answer a line, in their order.", ref("BatchAnswer"), NDJSON)},
-                problems=(503,), headers=headers,
+                problems=(503,), headers=headers, counts_lines=True,
                 body=Body({"type": "string"}, media_type=NDJSON, example='{"pipeline": "orders", "payload": 1}\n'),
             ),
             Endpoint(
@@ -137,6 +151,7 @@ class Door:
         key, traceparent = idempotency_key(request), request.headers.get("traceparent")
         read = partial(submission, body, key=key, traceparent=traceparent, schemas=await self._current_schemas())
         asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
+        asked = self._let_in(asked, caller_of(request))
         answer = await self._accept(asked)
         if not isinstance(answer, Accepted):
             raise _refusal(answer)
@@ -158,6 +173,8 @@ class Door:
             schemas=await self._current_schemas(),
         )
         lines = await asyncio.to_thread(lambda: list(read()))
+        headers = await self._hold_back(request, lines)
+        self._let_in_lines(lines, caller_of(request))
         asked = [line for _, line in lines if isinstance(line, Submission)]
         try:
             answers = iter(await self._submitter.submit_many(asked))
@@ -167,14 +184,14 @@ class Door:
             {"line": number} | (line.body() if isinstance(line, Problem) else _told(next(answers)))
             for number, line in lines
         ]
-        return Response(ndjson(told), media_type="application/x-ndjson")
+        return Response(ndjson(told), media_type="application/x-ndjson", headers=headers)
 
     async def show(self, request: Request) -> Response:
         """One task with its stage runs."""
         task_id = path_id(request)
         async with transaction(self._engine) as connection:
             task = await find_task(connection, task_id, self._settings.schema)
-        if task is None:
+        if task is None or not caller_of(request).may_use(task["pipeline"]):
             raise no_task(task_id)
         return JSONResponse(jsonable(task))
 
@@ -183,8 +200,8 @@ class Door:
         task_id = path_id(request)
         async with transaction(self._engine) as connection:
             steps = await journey(connection, task_id, self._settings.schema)
-            is_known = bool(steps) or await find_task(connection, task_id, self._settings.schema)
-        if not is_known:
+            pipeline = await find_pipeline(connection, task_id)
+        if pipeline is None or not caller_of(request).may_use(pipeline):
             raise no_task(task_id)
         events = [
             {
@@ -217,6 +234,35 @@ class Door:
             return await self._schemas.current()
         except Exception as error:
             raise as_problem(error) from error
+
+    def _let_in(self, asked: Submission, caller: Caller) -> Submission:
+        """``asked`` as it is accepted from ``caller``. Raises a ``Problem`` with 403 if their key is not for this."""
+        if not caller.may_use(asked.pipeline):
+            raise forbidden(caller, asked.pipeline)
+        return replace(asked, submitted_by=caller.actor) if caller.actor else asked
+
+    def _let_in_lines(self, lines: list[tuple[int, Submission | Problem]], caller: Caller) -> None:
+        """The same for each line of a batch; a line that is not let in becomes its problem."""
+        for place, (number, line) in enumerate(lines):
+            if isinstance(line, Submission):
+                try:
+                    lines[place] = (number, self._let_in(line, caller))
+                except Problem as problem:
+                    lines[place] = (number, problem)
+
+    async def _hold_back(self, request: Request, lines: list[tuple[int, Submission | Problem]]) -> dict[str, str]:
+        """Put a problem into each line that is beyond the rate of the caller's key; what to tell of it in the headers.
+
+        Raises the problem if that is all of them.
+        """
+        granted = await self._guard.count(request, len(lines))
+        if granted == len(lines):
+            return {}
+        problem = refusal(caller_of(request), request.state.grant, missing=len(lines) - granted)
+        if granted == 0:
+            raise problem
+        lines[granted:] = [(number, problem) for number, _ in lines[granted:]]
+        return dict(problem.headers)
 
     async def _accept(self, asked: Submission) -> Answer | KeyHeld:
         attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}

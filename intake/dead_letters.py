@@ -22,6 +22,7 @@ class Resolve(Protocol):
         schema: str,
         *,
         by: str,
+        on_behalf_of: str | None = None,
         reason: str | None = None,
     ) -> list[tuple[UUID, str]]: ...
 
@@ -41,6 +42,8 @@ class Selection:
     """These, and all of ``tasks``."""
     tasks: Collection[UUID] | None = None
     """All of these tasks, and ``ids``."""
+    pipelines: Collection[str] | None = None
+    """No others than these may be touched."""
 
     def condition(self) -> ColumnElement[bool]:
         """As a condition on the table of dead letters."""
@@ -49,6 +52,8 @@ class Selection:
         for name in ("pipeline", "stage", "fingerprint"):
             if (value := getattr(self, name)) is not None:
                 matches.append(column[name] == value)
+        if self.pipelines is not None:
+            matches.append(column.pipeline.in_(self.pipelines))
         if self.ids is not None or self.tasks is not None:
             matches.append(or_(column.dead_letter_id.in_(self.ids or ()), column.task_id.in_(self.tasks or ())))
         return and_(*matches)
@@ -75,12 +80,19 @@ async def find_dead_letters(connection: AsyncConnection, selection: Selection) -
 
 
 async def list_groups(
-    connection: AsyncConnection, schema: str, *, pipeline: str | None = None, stage: str | None = None
+    connection: AsyncConnection,
+    schema: str,
+    *,
+    pipeline: str | None = None,
+    stage: str | None = None,
+    pipelines: Collection[str] | None = None,
 ) -> Sequence[dict[str, Any]]:
     """The unresolved dead letters by what they failed of: ``fingerprint``, ``letters`` (how many), ``reason`` (of the
-    newest), ``oldest``, ``newest``; the largest groups first."""
+    newest), ``oldest``, ``newest``; the largest groups first. Of no others than ``pipelines``, if that is given."""
     statement = Statements(__package__ or "", schema)["dead_letter_groups"]
-    rows = await connection.exec_driver_sql(statement, {"pipeline": pipeline, "stage": stage})
+    allowed = None if pipelines is None else list(pipelines)
+    parameters = {"pipeline": pipeline, "stage": stage, "pipelines": allowed}
+    rows = await connection.exec_driver_sql(statement, parameters)
     return [dict(row._mapping) for row in rows]
 
 
@@ -90,6 +102,7 @@ async def discard(
     schema: str,
     *,
     by: str,
+    on_behalf_of: str | None = None,
     reason: str | None = None,
 ) -> list[tuple[UUID, str]]:
     """Resolve these dead letters without another try, in the caller's transaction; their tasks stay failed.
@@ -97,7 +110,8 @@ async def discard(
     Returns the (task, stage) pairs; letters that are resolved already are left alone.
     """
     statement = Statements(__package__ or "", schema)["discard"]
-    parameters = {"dead_letter_id": list(dead_letter_ids), "by": by, "reason": reason}
+    asked = {"by": by, "on_behalf_of": on_behalf_of, "reason": reason}
+    parameters = {"dead_letter_id": list(dead_letter_ids)} | asked
     return [(row.task_id, row.stage) for row in await connection.exec_driver_sql(statement, parameters)]
 
 
@@ -107,17 +121,20 @@ async def requeue(
     schema: str,
     *,
     by: str,
+    on_behalf_of: str | None = None,
     reason: str | None = None,
 ) -> list[tuple[UUID, str]]:
     """Let the stages of these dead letters begin anew, with all their attempts, in the caller's transaction.
 
-    ``by`` says who asks and ``reason`` why; both stand in the task's journey. Returns the (task, stage) pairs that
-    were requeued; letters that are resolved, whose task was cancelled, or whose stage is gone are left alone.
+    ``by`` says who asks, ``on_behalf_of`` for whom, and ``reason`` why; they stand in the task's journey. Returns the
+    (task, stage) pairs that were requeued; letters that are resolved, whose task was cancelled, or whose stage is gone
+    are left alone.
     """
     sql = Statements(__package__ or "", schema)
     ids = {"dead_letter_id": list(dead_letter_ids)}
+    asked = {"resolved_by": by, "on_behalf_of": on_behalf_of, "reason": reason}
     await connection.exec_driver_sql(sql["hold_dead"], ids)
-    rows = await connection.exec_driver_sql(sql["requeue"], ids | {"resolved_by": by, "reason": reason})
+    rows = await connection.exec_driver_sql(sql["requeue"], ids | asked)
     requeued = [(row.task_id, row.stage) for row in rows]
     if requeued:
         tasks = {task_id for task_id, _ in requeued}

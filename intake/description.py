@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from .endpoint import Endpoint
+from .keyring import Keyring
 from .openapi import describe
 
 _STYLE = """
@@ -27,15 +27,19 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 class Description:
-    """Answers with what ``endpoints`` are."""
+    """Answers with what ``endpoints`` are; whether they need a key, ``keyring`` knows."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, needs_key: bool = False) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], keyring: Keyring) -> None:
         self._endpoints = endpoints
-        self._needs_key = needs_key
+        self._keyring = keyring
+        self._documents: dict[bool, dict[str, Any]] = {}
 
-    @cached_property
+    @property
     def _document(self) -> dict[str, Any]:
-        return describe(self._endpoints, needs_key=self._needs_key)
+        needs_key = self._keyring.is_needed
+        if needs_key not in self._documents:
+            self._documents[needs_key] = describe(self._endpoints, needs_key=needs_key)
+        return self._documents[needs_key]
 
     async def document(self, request: Request) -> Response:
         """The OpenAPI document."""

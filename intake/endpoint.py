@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from .members import Member
 
@@ -81,6 +80,8 @@ class Endpoint:
     query: Mapping[str, Member] = field(default_factory=dict)
     headers: Mapping[str, Member] = field(default_factory=dict)
     body: Body | None = None
+    counts_lines: bool = False
+    """It says itself how many requests it stands for, to a rate."""
 
     @property
     def summary(self) -> str:
@@ -91,7 +92,3 @@ class Endpoint:
     def name(self) -> str:
         """The name of its handler, which clients that are made of the document take for the name of the call."""
         return self.handle.__name__
-
-    def route(self) -> Route:
-        """As Starlette has it."""
-        return Route(self.path, self.handle, methods=[self.method], name=self.name)

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..core.database import Statements, task_table
+from ..core.database import Statements, outbox_table, task_table
 
 
 async def find_task(connection: AsyncConnection, task_id: UUID, schema: str) -> dict[str, Any] | None:
@@ -15,6 +15,13 @@ async def find_task(connection: AsyncConnection, task_id: UUID, schema: str) -> 
     statement = Statements(__package__ or "", schema)["task"]
     row = (await connection.exec_driver_sql(statement, {"task_id": task_id})).one_or_none()
     return dict(row._mapping) if row else None
+
+
+async def find_pipeline(connection: AsyncConnection, task_id: UUID) -> str | None:
+    """The pipeline of a task, also of one of which only events are left; ``None`` if there is no such task."""
+    from_task = select(task_table.c.pipeline).where(task_table.c.task_id == task_id)
+    from_events = select(outbox_table.c.pipeline).where(outbox_table.c.task_id == task_id).limit(1)
+    return await connection.scalar(from_task) or await connection.scalar(from_events)
 
 
 async def list_tasks(

@@ -6,17 +6,19 @@ from http import HTTPStatus
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from . import dead_letters
 from .answers import jsonable
+from .auth import caller_of
 from .cancel import cancel
 from .dead_letters import Selection
 from .endpoint import Body, Endpoint, Reply, ref
+from .keyring import Caller
 from .leases import extend, report
-from .lookup import find_task
+from .lookup import find_pipeline, find_task
 from .members import (
     ANY,
     ASKED_AT_ONCE,
@@ -40,6 +42,7 @@ from .transaction import transaction
 UNNAMED = "http"
 """Who has asked, if a request does not say."""
 
+PAUSE = {"by": TEXT}
 RETRY = WHO_AND_WHY | {"from": TEXT}
 RESOLVE = WHO_AND_WHY | SELECTION | {"all": FLAG, "dry_run": FLAG, "limit": LIMIT}
 WHICH = [
@@ -101,10 +104,11 @@ class Operations:
                 problems=(404, 409, 422, 503), body=Body.of(RETRY, example={"from": "allocate", "by": "ada"}),
             ),
             Endpoint(
-                "POST", f"{of_stage}/pause", self.pause, "operate", state, problems=(404, 422, 503), body=Body.of({})
+                "POST", f"{of_stage}/pause", self.pause, "operate", state, problems=(404, 422, 503), body=Body.of(PAUSE)
             ),
             Endpoint(
-                "POST", f"{of_stage}/resume", self.resume, "operate", state, problems=(404, 422, 503), body=Body.of({})
+                "POST", f"{of_stage}/resume", self.resume, "operate", state,
+                problems=(404, 422, 503), body=Body.of(PAUSE),
             ),
             Endpoint(
                 "POST", "/v1/leases/{token}:complete", self.complete_lease, None, reported,
@@ -145,8 +149,10 @@ class Operations:
     async def cancel(self, request: Request) -> Response:
         """Cancel a task. 200 also if it is cancelled already; 409 if it has completed."""
         task_id, asked = path_id(request), await read_members(request, WHO_AND_WHY)
+        caller = caller_of(request)
         async with transaction(self._engine) as connection:
-            changed = await cancel(connection, [task_id], self._schema, **_who_and_why(asked))
+            await _check_task(connection, caller, task_id)
+            changed = await cancel(connection, [task_id], self._schema, **_who_and_why(caller, asked))
             task = await find_task(connection, task_id, self._schema)
         if task is None:
             raise no_task(task_id)
@@ -157,8 +163,10 @@ class Operations:
     async def retry(self, request: Request) -> Response:
         """Run the dead stages of a task again; with ``from``, that stage and all after it."""
         task_id, asked = path_id(request), await read_members(request, RETRY)
-        stage, asked_by = asked.pop("from", None), _who_and_why(asked)
+        caller = caller_of(request)
+        stage, asked_by = asked.pop("from", None), _who_and_why(caller, asked)
         async with transaction(self._engine) as connection:
+            await _check_task(connection, caller, task_id)
             if stage is None:
                 stages = await retry_dead(connection, task_id, self._schema, **asked_by)
             else:
@@ -199,7 +207,8 @@ class Operations:
         asked = read_query(request, LISTING)
         limit, after = int(asked.pop("limit", "100")), int(asked.pop("cursor", "0"))
         task_id = asked.pop("task_id", None)
-        selection = Selection(**_filters(asked), tasks=None if task_id is None else [UUID(task_id)])
+        tasks = None if task_id is None else [UUID(task_id)]
+        selection = Selection(**_filters(asked), tasks=tasks, pipelines=caller_of(request).pipelines)
         async with transaction(self._engine) as connection:
             rows = await dead_letters.list_dead_letters(connection, selection, after=after, limit=limit + 1)
         shown = rows[:limit]
@@ -214,7 +223,7 @@ class Operations:
         asked = read_query(request, GROUPS)
         async with transaction(self._engine) as connection:
             rows = await dead_letters.list_groups(
-                connection, self._schema, pipeline=asked.get("pipeline"), stage=asked.get("stage")
+                connection, self._schema, **_filters(asked), pipelines=caller_of(request).pipelines
             )
         return JSONResponse({"groups": [jsonable(row) for row in rows]})
 
@@ -227,15 +236,20 @@ class Operations:
         return await self._resolve(request, dead_letters.discard, "discarded")
 
     async def _set_paused(self, request: Request, *, paused: bool) -> Response:
-        await read_members(request, {})
+        asked, caller = await read_members(request, PAUSE), caller_of(request)
         pipeline, stage = request.path_params["pipeline"], request.path_params["stage"]
         if not (is_text(pipeline) and is_text(stage)):
             raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such stage")
+        if not caller.may_use(pipeline):
+            raise Problem(HTTPStatus.NOT_FOUND, "not-found", f"there is no stage {pipeline}.{stage}")
+        who = _who_and_why(caller, asked)
+        by = f"{who['by']} for {who['on_behalf_of']}" if who["on_behalf_of"] else who["by"]
         async with transaction(self._engine) as connection:
-            changed = await set_paused(connection, pipeline, stage, self._schema, paused=paused)
+            changed = await set_paused(connection, pipeline, stage, self._schema, paused=paused, by=by)
         return JSONResponse({"pipeline": pipeline, "stage": stage, "paused": paused, "changed": changed})
 
     async def _resolve(self, request: Request, resolve: dead_letters.Resolve, done: str) -> Response:
+        caller = caller_of(request)
         asked = await read_members(request, RESOLVE)
         if not asked.get("all") and not SELECTION.keys() & asked.keys():
             raise invalid(Fault(f"say which: by {', '.join(SELECTION)}; or all: true"))
@@ -244,18 +258,29 @@ class Operations:
             **_filters(asked),
             ids=[int(one) for one in asked["ids"]] if "ids" in asked else None,
             tasks=[UUID(one) for one in asked["task_ids"]] if "task_ids" in asked else None,
+            pipelines=caller.pipelines,
         )
         async with transaction(self._engine) as connection:
             matched = await dead_letters.find_dead_letters(connection, selection)
             resolved: list[tuple[UUID, str]] = []
             if not asked.get("dry_run"):
                 wanted = [letter for letter, _ in matched[:limit]]
-                resolved = await resolve(connection, wanted, self._schema, **_who_and_why(asked))
+                resolved = await resolve(connection, wanted, self._schema, **_who_and_why(caller, asked))
         return JSONResponse({"matched": len(matched), done: len(resolved)})
 
 
-def _who_and_why(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {"by": asked.get("by", UNNAMED), "reason": asked.get("reason")}
+async def _check_task(connection: AsyncConnection, caller: Caller, task_id: UUID) -> None:
+    """Raise the problem that there is no such task, if it is of a pipeline that the caller's key is not good for."""
+    if caller.pipelines is not None and await find_pipeline(connection, task_id) not in caller.pipelines:
+        raise no_task(task_id)
+
+
+def _who_and_why(caller: Caller, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Who asks is known by the key; who they say they are, or ask for, stands beside it."""
+    said, reason = asked.get("by"), asked.get("reason")
+    if caller.actor is None:
+        return {"by": said or UNNAMED, "on_behalf_of": None, "reason": reason}
+    return {"by": caller.actor, "on_behalf_of": said, "reason": reason}
 
 
 def _filters(asked: Mapping[str, Any]) -> dict[str, Any]:

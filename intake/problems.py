@@ -13,6 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 MEDIA_TYPE = "application/problem+json"
 
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+"""A kind that draft-ietf-httpapi-ratelimit-headers defines for everybody."""
+
 FAULTS = 20
 """The first so many faults of a request are named: more would make the answer larger than the request."""
 
@@ -27,7 +30,7 @@ class Fault:
 
 @dataclass(eq=False)
 class Problem(Exception):
-    """An answer that is an error. ``slug`` names its kind: ``type`` is ``/problems/<slug>``."""
+    """An answer that is an error. ``slug`` names its kind: ``type`` is ``/problems/<slug>``, or a URL of that name."""
 
     status: HTTPStatus
     slug: str
@@ -39,7 +42,7 @@ class Problem(Exception):
     def body(self) -> dict[str, Any]:
         """The problem as the JSON object that is sent."""
         body: dict[str, Any] = {
-            "type": f"/problems/{self.slug}",
+            "type": self.slug if self.slug.startswith("https://") else f"/problems/{self.slug}",
             "title": self.status.phrase,
             "status": int(self.status),
             "detail": self.detail,
@@ -72,6 +75,17 @@ def unavailable(what: str) -> Problem:
     """503: a server that we need is away; the client may try again, with the same idempotency key."""
     detail = f"{what} is not available; try again, with the same Idempotency-Key if you sent one"
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail, headers={"Retry-After": "2"})
+
+
+def exceeded(policy: str, detail: str, *, after: int) -> Problem:
+    """429: more than ``policy`` allows; the client may try again ``after`` so many seconds."""
+    return Problem(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        QUOTA_EXCEEDED,
+        detail,
+        headers={"Retry-After": str(after)},
+        members={"violated-policies": [policy]},
+    )
 
 
 def no_task(task_id: UUID) -> Problem:

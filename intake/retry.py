@@ -12,14 +12,20 @@ from .lookup import find_task
 
 
 async def retry_dead(
-    connection: AsyncConnection, task_id: UUID, schema: str, *, by: str, reason: str | None = None
+    connection: AsyncConnection,
+    task_id: UUID,
+    schema: str,
+    *,
+    by: str,
+    on_behalf_of: str | None = None,
+    reason: str | None = None,
 ) -> list[str]:
     """Let the stages of a task that are dead letters begin anew, in the caller's transaction; returns their names.
 
     Raises ``NotFoundError`` if there is no such task, ``RefusedError`` if it has no unresolved dead letter.
     """
     letters = [letter for letter, _ in await find_dead_letters(connection, Selection(tasks=[task_id]))]
-    requeued = await requeue(connection, letters, schema, by=by, reason=reason)
+    requeued = await requeue(connection, letters, schema, by=by, on_behalf_of=on_behalf_of, reason=reason)
     if not requeued:
         task = await find_task(connection, task_id, schema)
         if task is None:
@@ -37,17 +43,18 @@ async def retry_from(
     schema: str,
     *,
     by: str,
+    on_behalf_of: str | None = None,
     reason: str | None = None,
 ) -> list[str]:
     """Let ``stage`` and every stage after it run again as if they never had, in the caller's transaction.
 
     Returns their names. This is the one way in which a stage that was done runs again, and its effects happen again:
-    a person has to ask for it. ``by`` and ``reason`` stand in the task's journey. Raises ``NotFoundError`` if there is
-    no such task or stage, ``RefusedError`` if the task is cancelled.
+    a person has to ask for it. ``by``, ``on_behalf_of`` and ``reason`` stand in the task's journey. Raises
+    ``NotFoundError`` if there is no such task or stage, ``RefusedError`` if the task is cancelled.
     """
     sql = Statements(__package__ or "", schema)
     await connection.exec_driver_sql(sql["hold"], {"task_id": [task_id]})
-    parameters = {"task_id": task_id, "stage": stage, "by": by, "reason": reason}
+    parameters = {"task_id": task_id, "stage": stage, "by": by, "on_behalf_of": on_behalf_of, "reason": reason}
     stages = (await connection.exec_driver_sql(sql["retry"], parameters)).scalar_one_or_none()
     if stages is None:
         task = await find_task(connection, task_id, schema)

@@ -90,6 +90,7 @@ SCHEMAS: dict[str, Schema] = {
             "trace_id": _TEXT,
             "not_before": _NO_MOMENT,
             "deadline": _NO_MOMENT,
+            "submitted_by": _NO_TEXT,
             "created_at": _MOMENT,
             "updated_at": _MOMENT,
             "finished_at": _NO_MOMENT,

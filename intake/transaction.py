@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
-from psycopg.errors import InvalidSchemaName, UndefinedFunction, UndefinedTable
+from psycopg.errors import InvalidSchemaName, UndefinedColumn, UndefinedFunction, UndefinedTable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -28,14 +28,19 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 def as_problem(error: Exception) -> Exception:
     """``error`` as the problem that a client can act upon; a fault of ours stays what it is."""
-    is_unmigrated = isinstance(error, DBAPIError) and isinstance(
-        error.orig, InvalidSchemaName | UndefinedFunction | UndefinedTable
-    )
     if isinstance(error, NotFoundError):
         return Problem(HTTPStatus.NOT_FOUND, "not-found", str(error))
     if isinstance(error, RefusedError):
         return Problem(HTTPStatus.CONFLICT, "refused", str(error))
-    if isinstance(error, Problem) or not (is_unmigrated or is_transient(error)):
+    if isinstance(error, Problem) or not is_unavailable(error):
         return error
     log.warning("Postgres is not available: %s", first_line(error))
     return unavailable("Postgres")
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """True if Postgres is away, or has not been migrated: a later try may succeed."""
+    is_unmigrated = isinstance(error, DBAPIError) and isinstance(
+        error.orig, InvalidSchemaName | UndefinedColumn | UndefinedFunction | UndefinedTable
+    )
+    return is_unmigrated or is_transient(error)

@@ -38,6 +38,8 @@ class Submission:
     not_before: datetime | None = None
     deadline: datetime | None = None
     priority: Priority = Priority.NORMAL
+    submitted_by: str | None = None
+    """Who submits, as ``key:<name>``."""
 
     def traced(self, traceparent: str) -> "Submission":
         """The same submission, under another span of its trace."""
@@ -357,4 +359,5 @@ def _columns(group: Sequence[Submission]) -> dict[str, Any]:
         "not_before": [submission.not_before for submission in group],
         "deadline": [submission.deadline for submission in group],
         "priority": [int(submission.priority) for submission in group],
+        "submitted_by": [submission.submitted_by for submission in group],
     }

@@ -1,4 +1,5 @@
--- Cancel tasks that have not come to their end. Parameters: task_id uuid[], by text, reason text (null: none given).
+-- Cancel tasks that have not come to their end. Parameters: task_id uuid[], by text, on_behalf_of text and reason text (null:
+-- none given).
 -- The caller holds the tasks (hold). Their dead letters are discarded with them. An attempt that runs just now finds
 -- another version when it commits, and changes nothing. Returns task_id of those that were cancelled.
 with held as materialized (
@@ -21,7 +22,8 @@ letter_written as (
 event_written as (
     insert into postroad.outbox (task_id, pipeline, type, data, traceparent)
     select task_id, pipeline, 'TaskCancelled',
-           jsonb_strip_nulls(jsonb_build_object('by', %(by)s::text, 'reason', %(reason)s::text)), traceparent
+           jsonb_strip_nulls(jsonb_build_object(
+               'by', %(by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text)), traceparent
       from held
 )
 select task_id from held

@@ -1,5 +1,5 @@
 -- Give dead letters another chance: their stages begin anew, with all their attempts.
--- Parameters: dead_letter_id bigint[], resolved_by text, reason text (null: none given).
+-- Parameters: dead_letter_id bigint[], resolved_by text, on_behalf_of text and reason text (null: none given).
 -- The caller holds the tasks (hold_dead). Only unresolved letters of tasks that were not cancelled, and of stages that
 -- are still in force.
 -- A task with another dead stage stays failed until that is requeued too. A deadline that has passed is dropped: who
@@ -42,7 +42,8 @@ task_written as (
 event as (
     insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
     select task_id, pipeline, 'StageRequeued', stage,
-           jsonb_strip_nulls(jsonb_build_object('by', %(resolved_by)s::text, 'reason', %(reason)s::text)), traceparent
+           jsonb_strip_nulls(jsonb_build_object(
+               'by', %(resolved_by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text)), traceparent
       from letter
       join task_written using (task_id)
 )

@@ -1,5 +1,5 @@
 -- Run a stage of one task again, and every stage that comes after it, as if they had never run.
--- Parameters: task_id uuid, stage text, by text, reason text (null: none given).
+-- Parameters: task_id uuid, stage text, by text, on_behalf_of text and reason text (null: none given).
 -- The caller holds the task (hold). Not for a cancelled task. Their dead letters are resolved. Returns the stages
 -- (text[]) that will run again; a deadline that has passed is dropped; no row if the task is not there or is cancelled, or its pipeline has no such stage.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
@@ -54,7 +54,8 @@ event_written as (
     insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
     select task_id, pipeline, 'TaskRetried', %(stage)s,
            jsonb_strip_nulls(jsonb_build_object(
-               'by', %(by)s::text, 'reason', %(reason)s::text, 'stages', (select jsonb_agg(stage) from again))),
+               'by', %(by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text,
+               'stages', (select jsonb_agg(stage) from again))),
            traceparent
       from held
      where exists (select from again)

@@ -12,8 +12,12 @@ alter table postroad.outbox add column priority smallint not null default 1;
 comment on column postroad.outbox.priority is 'That of the task, so that the relay need not look it up.';
 
 alter table postroad.task
-    add column not_before timestamptz,
-    add column deadline   timestamptz;
+    add column not_before   timestamptz,
+    add column deadline     timestamptz,
+    add column submitted_by text;
+
+comment on column postroad.task.submitted_by is
+    'Who submitted it: key:<name> at the HTTP door, role:<name> by the functions in SQL; null: nobody that is known.';
 
 comment on column postroad.task.not_before is 'When its first stages may start; null: at once.';
 
@@ -80,7 +84,7 @@ it: only if that has so many brackets, or digits in a row, is the payload itself
 create function postroad.accept(
     task_ids uuid[], are_own boolean[], pipelines text[], payloads jsonb[], all_labels jsonb[], keys text[],
     traceparents text[], not_befores timestamptz[], deadlines timestamptz[], priorities smallint[],
-    patience text default null
+    submitters text[] default null, patience text default null
 ) returns table (
     place bigint, outcome text, task_id uuid, created_at timestamptz, traceparent text, fault text
 ) language plpgsql security definer
@@ -124,11 +128,11 @@ begin
                        s.pipeline, coalesce(s.labels, '{}'), s.payload, case when s.is_own then s.task_id end,
                        extract(epoch from s.not_before), extract(epoch from s.deadline),
                        nullif(s.priority, 1))::text as content,
-                   coalesce(s.priority, 1::smallint) as priority
+                   coalesce(s.priority, 1::smallint) as priority, s.submitted_by
               from unnest(task_ids, are_own, pipelines, payloads, all_labels, keys, traceparents, not_befores,
-                          deadlines, priorities)
+                          deadlines, priorities, submitters)
                    with ordinality as s (task_id, is_own, pipeline, payload, labels, key, traceparent, not_before,
-                                         deadline, priority, place)
+                                         deadline, priority, submitted_by, place)
         ),
         submission as materialized (
             select asked.*, pipeline.pipeline is not null as is_known, taken.task_id is not null as is_taken,
@@ -174,9 +178,10 @@ begin
         ),
         created as (
             insert into postroad.task
-                   (task_id, pipeline, payload, labels, trace_id, traceparent, not_before, deadline, priority)
+                   (task_id, pipeline, payload, labels, trace_id, traceparent, not_before, deadline, priority,
+                    submitted_by)
             select task_id, pipeline, payload, labels, substr(traceparent, 4, 32), traceparent, not_before, deadline,
-                   priority
+                   priority, submitted_by
               from fresh
              order by task_id
         ),
@@ -236,7 +241,8 @@ end $$;
 
 create function postroad.accept_all(
     task_ids uuid[], are_own boolean[], pipelines text[], payloads jsonb[], all_labels jsonb[], keys text[],
-    traceparents text[], not_befores timestamptz[], deadlines timestamptz[], priorities smallint[]
+    traceparents text[], not_befores timestamptz[], deadlines timestamptz[], priorities smallint[],
+    submitters text[] default null
 ) returns table (
     place bigint, outcome text, task_id uuid, created_at timestamptz, traceparent text, fault text
 ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -248,7 +254,7 @@ begin
         select *
           from postroad.accept(
                    task_ids, are_own, pipelines, payloads, all_labels, keys, traceparents, not_befores, deadlines,
-                   priorities)
+                   priorities, submitters)
     loop
         return next;
         if outcome not in ('accepted', 'replayed') then
@@ -296,7 +302,8 @@ begin
     select * into strict answer
       from postroad.accept(
                array[task_id], array[task_id is not null], array[pipeline], array[payload], array[labels], array[key],
-               array[traceparent], array[not_before], array[deadline], array[postroad.priority_of(priority)]);
+               array[traceparent], array[not_before], array[deadline], array[postroad.priority_of(priority)],
+               array['role:' || session_user]);
     if answer.outcome not in ('accepted', 'replayed') then
         perform postroad.refuse(answer.outcome, answer.task_id, answer.fault, pipeline, key);
     end if;
@@ -331,7 +338,8 @@ begin
                    null, null, array_fill(pipeline, array[count]), payloads, array_fill(labels, array[count]), keys,
                    array_fill(traceparent, array[count]), array_fill(not_before, array[count]),
                    array_fill(deadline, array[count]),
-                   array_fill(postroad.priority_of(priority), array[count])) as accepted
+                   array_fill(postroad.priority_of(priority), array[count]),
+                   array_fill('role:' || session_user, array[count])) as accepted
     loop
         if answer.outcome not in ('accepted', 'replayed') then
             perform postroad.refuse(

@@ -4,4 +4,4 @@ select place, outcome, task_id, created_at, traceparent, fault
   from postroad.accept_all(
            %(task_id)s::uuid[], %(is_own)s::boolean[], %(pipeline)b::text[], %(payload)b::text[]::jsonb[],
            %(labels)b::text[]::jsonb[], %(key)b::text[], %(traceparent)b::text[], %(not_before)s::timestamptz[],
-           %(deadline)s::timestamptz[], %(priority)s::smallint[])
+           %(deadline)s::timestamptz[], %(priority)s::smallint[], %(submitted_by)s::text[])

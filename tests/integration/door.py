@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from postroad import Settings
 from postroad.intake.app import create_app
+from postroad.intake.keys import create
 from tests.integration.road import Road
 
 NOTHING = {"task": 0, "outbox": 0, "intake_key": 0}
@@ -45,6 +46,12 @@ class Door:
         assert answer.status_code == 200, answer.text[:300]
         assert answer.headers["content-type"] == "application/x-ndjson"
         return [json.loads(line) for line in answer.text.splitlines()]
+
+    async def key(self, *scopes: str, name: str = "shop", **options: Any) -> dict[str, str]:
+        """A new key of these scopes; the header that brings it."""
+        async with self.road.engine.begin() as connection:
+            key, _ = await create(connection, name, scopes, by="test", **options)
+        return {"Authorization": f"Bearer {key}"}
 
     async def _post(self, path: str, media_type: str, body: bytes, given: dict[str, str]) -> httpx2.Response:
         headers = {"Content-Type": media_type} | {name.replace("_", "-"): value for name, value in given.items()}
@@ -90,9 +97,9 @@ async def open_door(settings: Settings) -> AsyncIterator[httpx2.AsyncClient]:
 
 @asynccontextmanager
 async def open_port(
-    app: ASGIApp, *, port: int = 0, parser: Literal["auto", "h11", "httptools"] = "auto"
+    app: ASGIApp, *, port: int = 0, parser: Literal["auto", "h11", "httptools"] | type[Any] = "auto"
 ) -> AsyncIterator[int]:
-    """An app behind uvicorn, with one of its parsers of HTTP; yields the port on 127.0.0.1."""
+    """An app behind uvicorn, with one of its parsers of HTTP, or one of ours; yields the port on 127.0.0.1."""
     config = uvicorn.Config(app, port=port, http=parser, log_level="warning")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

@@ -843,3 +843,110 @@ async def test_pruning_says_what_it_drops_and_needs_a_marker_for_events(command:
     assert "no marker yet" in finished.err
     assert "0 tasks would be deleted" in finished.err
     assert "retention" in (await command("prune", "--retention", "31d", code=78)).err
+
+
+# key
+
+
+async def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(command: Command, road: Road) -> None:
+    made = await command(
+        "key", "create", "shop", "--scope", "submit", "--scope", "read", "--pipeline", "travel",
+        "--pipeline", "nowhere", "--rate", "100/s", "--expires", "90d", "--by", "ada",
+    )  # fmt: skip
+    key = made.out.strip()
+    _, key_id, secret = key.split("_")
+    listed = (await command("key", "list")).out
+    (row,) = (await command("key", "list", "--json")).data
+    revoked = await command("key", "revoke", key_id)
+    again = await command("key", "revoke", key)
+
+    assert made.out == f"{key}\n"
+    assert made.err.startswith(f"shop: key {key_id} for submit, read, until ")
+    assert "there is no pipeline 'nowhere' yet" in made.err
+    assert secret not in made.err + listed + json.dumps(row) + revoked.err + again.err
+    assert {name: row[name] for name in ("key_id", "name", "state", "scopes", "rate", "created_by")} == {
+        "key_id": key_id,
+        "name": "shop",
+        "state": "active",
+        "scopes": ["submit", "read"],
+        "rate": "100/s",
+        "created_by": "ada",
+    }
+    left = datetime.fromisoformat(row["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=89) < left <= timedelta(days=90)
+    assert (revoked.err, again.err) == (f"{key_id} is revoked\n", f"{key_id} is already revoked\n")
+    assert (await command("key", "list", "--json")).data[0]["state"] == "revoked"
+    assert f"there is no key '{'0' * 12}'" in (await command("key", "revoke", "0" * 12, code=3)).err
+
+
+async def test_a_key_as_json_is_one_document(command: Command, road: Road) -> None:
+    made = (await command("key", "create", "ops", "--scope", "operate", "--json")).data
+
+    assert made["key"].startswith(f"prk_{made['key_id']}_")
+    assert made["scopes"] == ["operate"]
+    assert made["pipelines"] is None
+    assert "digest" not in made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["shop"], "--scope"),
+        (["shop", "--scope", "everything"], "'everything' is not one of 'submit', 'read', 'operate'"),
+        (["the shop", "--scope", "read"], "the name of a key is 1 to 63 letters"),
+        (["shop", "--scope", "read", "--rate", "fast"], "'fast' is no rate such as 200/s"),
+        (["shop", "--scope", "read", "--burst", "3"], "a burst belongs to a rate"),
+        (["shop", "--scope", "read", "--rate", "1/s", "--burst", "0"], "burst must be a whole number from 1"),
+        (["shop", "--scope", "read", "--expires", "soon"], "not a duration such as"),
+        (["shop", "--scope", "read", "--expires", "0s"], "and not at once"),
+        (["shop", "--scope", "read", "--pipeline", ""], "the name of a pipeline is not empty"),
+    ],
+)
+async def test_a_key_that_will_not_do_is_not_made(
+    command: Command, road: Road, arguments: list[str], reason: str
+) -> None:
+    assert reason in (await command("key", "create", *arguments, code=2)).err
+    assert (await command("key", "list", "--json")).data == []
+
+
+# serve, and who may come in
+
+
+def test_without_keys_serve_listens_to_this_machine_only(settings: Settings, road: Road) -> None:
+    for host in ("0.0.0.0", "::"):
+        with started(settings, "serve", "--port", "0", "--host", host) as process:
+            _, err = process.communicate(timeout=30)
+
+        assert process.returncode == 78
+        assert f"host: {host} can be reached from other machines, and there are no keys" in err
+        assert "postroad key create NAME --scope submit" in err
+        assert "Traceback" not in err
+    for auth, said in (("auto", "there are no keys: whoever reaches"), ("required", "and there is none: make one")):
+        with started(settings, "serve", "--port", "0", "--host", "localhost", "--auth", auth) as process:
+            assert said in read_until(process, "accepting tasks on")
+
+
+async def test_with_a_key_or_without_auth_it_listens_to_everybody(
+    command: Command, settings: Settings, road: Road
+) -> None:
+    with started(settings, "serve", "--port", "0", "--host", "0.0.0.0", "--auth", "off") as process:
+        assert "auth is off" in read_until(process, "accepting tasks on")
+    await command("key", "create", "shop", "--scope", "submit")
+    with started(settings, "serve", "--port", "0", "--host", "0.0.0.0") as process:
+        assert "every request needs a key" in read_until(process, "accepting tasks on")
+
+
+async def test_submitting_brings_the_key_and_keeps_to_its_rate(
+    command: Command, settings: Settings, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = (await command("key", "create", "shop", "--scope", "submit", "--rate", "20/s")).out.strip()
+    lines = b'{"payload": 1}\n' * 30
+    async with open_port(create_app(settings)) as port:
+        arguments = ["submit", "travel", "--url", f"http://127.0.0.1:{port}"]
+        refused = await command(*arguments, stdin=lines, code=1)
+        monkeypatch.setenv("POSTROAD_API_KEY", key)
+        accepted = await command(*arguments, stdin=lines)
+
+    assert "answers 401: set POSTROAD_API_KEY to a key that is good" in refused.err
+    assert accepted.data == {"accepted": 30, "replayed": 0, "refused": 0}
+    assert await road.ask("select submitted_by, count(*) from postroad.task group by 1") == [("key:shop", 30)]

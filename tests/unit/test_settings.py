@@ -98,6 +98,8 @@ def test_a_child_process_reads_the_same_settings() -> None:
         public_url="https://tasks.example.com",
         body_limit=1024,
         batch_limit=1 << 30,
+        auth="required",
+        api_key="prk_1_2",
     )
     assert all(getattr(settings, field.name) != field.default for field in dataclasses.fields(settings)), (
         "each differs from its default"
@@ -173,6 +175,10 @@ def test_a_value_that_cannot_be_read_is_told_with_where_it_stands(
         ("prefix", "a{0}b"),
         ("prefix", "a:b"),
         ("prefix", ""),
+        ("auth", "sometimes"),
+        ("auth", ""),
+        ("api_key", "prk_1 2"),
+        ("api_key", "prk_1\n"),
         ("shards", 0),
         ("shards", 1025),
         ("crash_limit", 0),
@@ -280,3 +286,7 @@ def test_a_refused_url_is_told_without_its_password(scheme: str, password: str) 
         Settings(database_url=f"{scheme}://user:{password}@host/road")
 
     assert f"'{scheme}://user:***@host/road'" in str(caught.value)
+
+
+def test_a_key_is_not_shown_with_the_settings() -> None:
+    assert "prk_secret" not in repr(Settings(api_key="prk_secret"))
