@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 import uvicorn
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..core.backoff import Pause
 from ..core.database import is_transient, make_engine
@@ -23,6 +24,7 @@ from ..core.pipeline import Pipeline, Stage
 from ..core.settings import Settings
 from ..core.telemetry import configure_logging
 from ..intake.app import create_app
+from ..intake.connection import READ_SIZE, limited
 from ..intake.keys import are_any
 from ..relay.relay import Relay
 from ..stages.deploy import record_if_new
@@ -52,6 +54,10 @@ def serve_command(log_level: str, **given: Any) -> None:
             create_app(settings),
             host=settings.host,
             port=settings.port,
+            http=limited(AutoHTTPProtocol, within=settings.request_time, most=settings.connections),
+            # The limit of a head is ours, for both parsers; this one must not be met before, by what comes with it.
+            h11_max_incomplete_event_size=READ_SIZE,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

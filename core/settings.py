@@ -70,6 +70,11 @@ class Settings:
     api_key: str = field(
         default="", repr=False, metadata={"doc": "the key with which commands go through the door: prk_…"}
     )
+    request_time: timedelta = field(
+        default=timedelta(seconds=20),
+        metadata={"doc": "how long a client may take for the head of a request, and for its body"},
+    )
+    connections: int = field(default=2000, metadata={"doc": "most connections of clients to one intake"})
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
@@ -83,6 +88,7 @@ class Settings:
             ("port", 0, 65535),
             ("body_limit", 1024, 1 << 30),
             ("batch_limit", 1024, 1 << 30),
+            ("connections", 1, 1_000_000),
         ):
             if not least <= getattr(self, name) <= most:
                 raise SettingsError(f"{name}: must be {least} to {most}, not {getattr(self, name)}")
@@ -94,6 +100,8 @@ class Settings:
             raise SettingsError(f"auth: must be one of {', '.join(AUTH)}, not {self.auth!r}")
         if not re.fullmatch(r"[\x21-\x7e]*", self.api_key):
             raise SettingsError("api_key: printable ASCII without spaces, as postroad key create prints it")
+        if self.request_time < timedelta(milliseconds=100):
+            raise SettingsError(f"request_time: must be 100ms or more, not {self.request_time}")
         if self.grace < timedelta():
             raise SettingsError(f"grace: must not be negative, not {self.grace}")
         for name, url in (("database_url", self.database_url), ("direct_url", self.direct_url)):

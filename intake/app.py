@@ -15,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -37,6 +38,7 @@ from .operations import Operations
 from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
 from .quota import Quota, refusal
 from .requests import KEY, idempotency_key, path_id, read_body, submission, submissions
+from .shield import HEADERS, Shield
 from .submit import KeyHeld, Submitter
 from .transaction import as_problem, transaction
 from .validation import PayloadSchemas
@@ -87,6 +89,7 @@ def create_app(settings: Settings) -> Starlette:
             HTTPException: answer_http_exception,
             Exception: _answer_fault,
         },
+        middleware=[Middleware(Shield, within=settings.request_time)],
         lifespan=lifespan,
     )
 
@@ -336,6 +339,8 @@ def _refusal(answer: Refusal | KeyHeld) -> Problem:
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    return Problem(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "fault", "a fault of ours; the log of the intake says more"
-    ).response()
+    # Outside of the Shield: Starlette has its last resort around everything.
+    problem = Problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "fault", "a fault of ours; the log of the intake says more", headers=HEADERS
+    )
+    return problem.response()

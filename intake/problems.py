@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 MEDIA_TYPE = "application/problem+json"
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
-"""A kind that draft-ietf-httpapi-ratelimit-headers defines for everybody."""
+REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+"""Kinds that draft-ietf-httpapi-ratelimit-headers defines for everybody."""
 
 FAULTS = 20
 """The first so many faults of a request are named: more would make the answer larger than the request."""
@@ -82,6 +83,17 @@ def exceeded(policy: str, detail: str, *, after: int) -> Problem:
     return Problem(
         HTTPStatus.TOO_MANY_REQUESTS,
         QUOTA_EXCEEDED,
+        detail,
+        headers={"Retry-After": str(after)},
+        members={"violated-policies": [policy]},
+    )
+
+
+def overloaded(policy: str, detail: str, *, after: int) -> Problem:
+    """503: we take nothing for now; the client may try again ``after`` so many seconds."""
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        REDUCED_CAPACITY,
         detail,
         headers={"Retry-After": str(after)},
         members={"violated-policies": [policy]},

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from postroad import Settings
 from postroad.intake.app import create_app
+from postroad.intake.connection import READ_SIZE
 from postroad.intake.keys import create
 from tests.integration.road import Road
 
@@ -100,7 +101,7 @@ async def open_port(
     app: ASGIApp, *, port: int = 0, parser: Literal["auto", "h11", "httptools"] | type[Any] = "auto"
 ) -> AsyncIterator[int]:
     """An app behind uvicorn, with one of its parsers of HTTP, or one of ours; yields the port on 127.0.0.1."""
-    config = uvicorn.Config(app, port=port, http=parser, log_level="warning")
+    config = uvicorn.Config(app, port=port, http=parser, log_level="warning", h11_max_incomplete_event_size=READ_SIZE)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

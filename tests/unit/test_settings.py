@@ -100,6 +100,8 @@ def test_a_child_process_reads_the_same_settings() -> None:
         batch_limit=1 << 30,
         auth="required",
         api_key="prk_1_2",
+        request_time=timedelta(seconds=5),
+        connections=9,
     )
     assert all(getattr(settings, field.name) != field.default for field in dataclasses.fields(settings)), (
         "each differs from its default"
@@ -179,6 +181,8 @@ def test_a_value_that_cannot_be_read_is_told_with_where_it_stands(
         ("auth", ""),
         ("api_key", "prk_1 2"),
         ("api_key", "prk_1\n"),
+        ("request_time", timedelta()),
+        ("connections", 0),
         ("shards", 0),
         ("shards", 1025),
         ("crash_limit", 0),
