@@ -70,6 +70,13 @@ class Settings:
     api_key: str = field(
         default="", repr=False, metadata={"doc": "the key with which commands go through the door: prk_…"}
     )
+    open_tasks_limit: int = field(
+        default=1_000_000, metadata={"doc": "open tasks of a pipeline beyond which no more are accepted; 0: any number"}
+    )
+    outbox_age_limit: timedelta = field(
+        default=timedelta(minutes=5),
+        metadata={"doc": "age of an unpublished event beyond which nothing is accepted; 0: any age"},
+    )
     request_time: timedelta = field(
         default=timedelta(seconds=20),
         metadata={"doc": "how long a client may take for the head of a request, and for its body"},
@@ -88,6 +95,7 @@ class Settings:
             ("port", 0, 65535),
             ("body_limit", 1024, 1 << 30),
             ("batch_limit", 1024, 1 << 30),
+            ("open_tasks_limit", 0, 1 << 40),
             ("connections", 1, 1_000_000),
         ):
             if not least <= getattr(self, name) <= most:
@@ -100,6 +108,8 @@ class Settings:
             raise SettingsError(f"auth: must be one of {', '.join(AUTH)}, not {self.auth!r}")
         if not re.fullmatch(r"[\x21-\x7e]*", self.api_key):
             raise SettingsError("api_key: printable ASCII without spaces, as postroad key create prints it")
+        if self.outbox_age_limit < timedelta():
+            raise SettingsError(f"outbox_age_limit: must not be negative, not {self.outbox_age_limit}")
         if self.request_time < timedelta(milliseconds=100):
             raise SettingsError(f"request_time: must be 100ms or more, not {self.request_time}")
         if self.grace < timedelta():

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -35,6 +36,7 @@ from .keyring import Caller, Keyring
 from .lookup import find_pipeline, find_task
 from .members import TRACEPARENT
 from .operations import Operations
+from .pressure import Pressure
 from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
 from .quota import Quota, refusal
 from .requests import KEY, idempotency_key, path_id, read_body, submission, submissions
@@ -60,21 +62,24 @@ def create_app(settings: Settings) -> Starlette:
     engine = make_engine(settings, application="postroad intake")
     keyring = Keyring(engine, settings.schema, settings.auth)
     quota = Quota(settings)
+    pressure = Pressure(settings, engine)
     guard = Guard(keyring, quota)
-    door = Door(settings, engine, guard)
+    door = Door(settings, engine, guard, pressure)
     operations = Operations(settings.schema, engine)
     endpoints = [*door.endpoints(), *operations.endpoints()]
     description = Description(endpoints, keyring)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        beside = [asyncio.create_task(keyring.run())]
+        beside = [asyncio.create_task(keyring.run()), asyncio.create_task(pressure.run())]
         yield
         keyring.stop()
+        pressure.stop()
         _, late = await asyncio.wait(beside, timeout=CLEAN_UP)
         for task in late:
             task.cancel()
         await door.close()
+        await pressure.aclose()
         await quota.aclose()
         await engine.dispose()
 
@@ -97,10 +102,11 @@ def create_app(settings: Settings) -> Starlette:
 class Door:
     """The endpoints that submit tasks and look them up, and those that say how the process is."""
 
-    def __init__(self, settings: Settings, engine: AsyncEngine, guard: Guard) -> None:
+    def __init__(self, settings: Settings, engine: AsyncEngine, guard: Guard, pressure: Pressure) -> None:
         self._settings = settings
         self._engine = engine
         self._guard = guard
+        self._pressure = pressure
         self._submitter = Submitter(engine, settings.schema)
         self._schemas = PayloadSchemas(engine, settings.schema)
 
@@ -120,13 +126,13 @@ class Door:
                         },
                     )
                 },
-                problems=(409, 422, 503), headers=headers | {"Idempotency-Key": KEY},
+                problems=(409, 422, 429, 503), headers=headers | {"Idempotency-Key": KEY},
                 body=Body(ref("NewTask"), example={"pipeline": "orders", "payload": {"sku": "n17"}}),
             ),
             Endpoint(
                 "POST", "/v1/tasks:batch", self.submit_batch, "submit",
                 {200: Reply("An answer a line, in their order.", ref("BatchAnswer"), NDJSON)},
-                problems=(503,), headers=headers, counts_lines=True,
+                problems=(429, 503), headers=headers, counts_lines=True,
                 body=Body({"type": "string"}, media_type=NDJSON, example='{"pipeline": "orders", "payload": 1}\n'),
             ),
             Endpoint(
@@ -184,7 +190,7 @@ class Door:
         except Exception as error:
             raise as_problem(error) from error
         told = [
-            {"line": number} | (line.body() if isinstance(line, Problem) else _told(next(answers)))
+            {"line": number} | (line.body() if isinstance(line, Problem) else self._told(next(answers)))
             for number, line in lines
         ]
         return Response(ndjson(told), media_type="application/x-ndjson", headers=headers)
@@ -238,18 +244,25 @@ class Door:
         except Exception as error:
             raise as_problem(error) from error
 
-    def _let_in(self, asked: Submission, caller: Caller) -> Submission:
-        """``asked`` as it is accepted from ``caller``. Raises a ``Problem`` with 403 if their key is not for this."""
+    def _let_in(self, asked: Submission, caller: Caller, beside: int = 0) -> Submission:
+        """``asked`` as it is accepted from ``caller``, who has brought ``beside`` others like it before in one request.
+
+        Raises a ``Problem``: 403 if the caller's key is not for this, 429 or 503 if there is too much work.
+        """
         if not caller.may_use(asked.pipeline):
             raise forbidden(caller, asked.pipeline)
+        if problem := self._pressure.problem(asked.pipeline, beside):
+            raise problem
         return replace(asked, submitted_by=caller.actor) if caller.actor else asked
 
     def _let_in_lines(self, lines: list[tuple[int, Submission | Problem]], caller: Caller) -> None:
         """The same for each line of a batch; a line that is not let in becomes its problem."""
+        before: Counter[str] = Counter()
         for place, (number, line) in enumerate(lines):
             if isinstance(line, Submission):
                 try:
-                    lines[place] = (number, self._let_in(line, caller))
+                    lines[place] = (number, self._let_in(line, caller, before[line.pipeline]))
+                    before[line.pipeline] += 1
                 except Problem as problem:
                     lines[place] = (number, problem)
 
@@ -271,9 +284,23 @@ class Door:
         attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}
         try:
             with telemetry.span(telemetry.ACCEPT, SpanKind.SERVER, asked.traceparent, attributes) as traceparent:
-                return await self._submitter.submit(asked.traced(traceparent))
+                answer = await self._submitter.submit(asked.traced(traceparent))
         except Exception as error:
             raise as_problem(error) from error
+        self._note(answer)
+        return answer
+
+    def _note(self, answer: Answer | KeyHeld) -> None:
+        if isinstance(answer, Accepted) and not answer.is_replay:
+            self._pressure.note_accepted([answer.pipeline])
+
+    def _told(self, answer: Answer | KeyHeld) -> dict[str, Any]:
+        """The answer to a line of a batch."""
+        self._note(answer)
+        if not isinstance(answer, Accepted):
+            return _refusal(answer).body()
+        replayed = {"replayed": True} if answer.is_replay else {}
+        return _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)} | replayed
 
     async def _check_postgres(self) -> str:
         try:
@@ -304,14 +331,6 @@ def _accepted(answer: Accepted) -> dict[str, Any]:
         "created_at": answer.created_at.isoformat(),
         "trace_id": telemetry.trace_id(answer.traceparent),
     }
-
-
-def _told(answer: Answer | KeyHeld) -> dict[str, Any]:
-    """The answer to a line of a batch."""
-    if not isinstance(answer, Accepted):
-        return _refusal(answer).body()
-    replayed = {"replayed": True} if answer.is_replay else {}
-    return _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)} | replayed
 
 
 def _refusal(answer: Refusal | KeyHeld) -> Problem:

@@ -34,7 +34,10 @@ def parser(request: pytest.FixtureRequest) -> type[Any]:
     return chosen
 
 
-ALONE = Settings(database_url="postgresql://postgres@127.0.0.1:1/postgres", auth="off")
+ALONE = Settings(
+    database_url="postgresql://postgres@127.0.0.1:1/postgres",
+    auth="off", open_tasks_limit=0, outbox_age_limit=timedelta(),
+)  # fmt: skip
 """Settings of a door that asks no server."""
 
 

@@ -100,6 +100,8 @@ def test_a_child_process_reads_the_same_settings() -> None:
         batch_limit=1 << 30,
         auth="required",
         api_key="prk_1_2",
+        open_tasks_limit=0,
+        outbox_age_limit=timedelta(hours=1),
         request_time=timedelta(seconds=5),
         connections=9,
     )
@@ -181,6 +183,8 @@ def test_a_value_that_cannot_be_read_is_told_with_where_it_stands(
         ("auth", ""),
         ("api_key", "prk_1 2"),
         ("api_key", "prk_1\n"),
+        ("open_tasks_limit", -1),
+        ("outbox_age_limit", timedelta(seconds=-1)),
         ("request_time", timedelta()),
         ("connections", 0),
         ("shards", 0),
