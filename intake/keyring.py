@@ -78,6 +78,7 @@ class Keyring:
         self._looked_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
         self._looks: set[asyncio.Task[None]] = set()
+        self._loading = asyncio.Lock()
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -112,16 +113,15 @@ class Keyring:
         """
         if self._mode == "off":
             return ANYBODY
-        if self._are_any is None:
+        parsed = parse(key or "")
+        # Also where none is required yet: who brings one shows that it has just become so.
+        if self._are_any is None or (parsed and parsed[0] not in self._known):
             await self._look_anew()
         if self._mode == "auto" and not self._are_any:
             return ANYBODY
-        parsed = parse(key or "")
         if parsed is None:
             return None
         key_id, digest = parsed
-        if key_id not in self._known:
-            await self._look_anew()
         known, caller = self._known.get(key_id, (_NO_DIGEST, None))
         # Compared also with the digest of nobody's key, so that the time it takes does not tell which ids there are.
         if not hmac.compare_digest(digest, known) or caller is None:
@@ -154,20 +154,22 @@ class Keyring:
             look.exception()  # seen: those who waited may all have gone
 
     async def _load(self) -> None:
-        self._looked_at = asyncio.get_running_loop().time()
-        used, self._used = self._used, set()
-        try:
-            async with self._engine.connect() as connection:
-                rows = (await connection.exec_driver_sql(self._sql["api_keys"])).all()
-                if used:
-                    await connection.exec_driver_sql(self._sql["note_use"], {"key_id": list(used)})
-        except BaseException:
-            self._used |= used
-            raise
-        self._are_any = bool(self._are_any) or rows[0].are_any
-        callers = [(row, _caller(row)) for row in rows if row.key_id]
-        self._known = {row.key_id: (bytes(row.digest), caller) for row, caller in callers if caller}
-        self._noted = {key_id: moment for key_id, moment in self._noted.items() if key_id in self._known}
+        # One after the other: what was seen first must not come last, or a key that is new would be forgotten again.
+        async with self._loading:
+            self._looked_at = asyncio.get_running_loop().time()
+            used, self._used = self._used, set()
+            try:
+                async with self._engine.connect() as connection:
+                    rows = (await connection.exec_driver_sql(self._sql["api_keys"])).all()
+                    if used:
+                        await connection.exec_driver_sql(self._sql["note_use"], {"key_id": list(used)})
+            except BaseException:
+                self._used |= used
+                raise
+            self._are_any = bool(self._are_any) or rows[0].are_any
+            callers = [(row, _caller(row)) for row in rows if row.key_id]
+            self._known = {row.key_id: (bytes(row.digest), caller) for row, caller in callers if caller}
+            self._noted = {key_id: moment for key_id, moment in self._noted.items() if key_id in self._known}
 
     def _note_use(self, key_id: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -74,6 +74,13 @@ async def test_with_the_first_key_keys_are_required_and_that_one_is_good_at_once
     header = await door.key("submit")
 
     assert (await door.post(raw(line()), **header)).status_code == 202
+    problem(await door.submit(), 401, "unauthorized")
+    assert await door.road.ask("select submitted_by from postroad.task order by 1") == [("key:shop",), (None,)]
+
+
+async def test_that_keys_are_required_is_heard_also_if_none_has_come(door: Door) -> None:
+    await door.key("submit")
+
     await until(lambda: is_refused(door))
 
 
