@@ -1,5 +1,7 @@
 """Every error that postroad raises, one branch for each thing that a caller can do about it."""
 
+from collections.abc import Mapping
+
 
 class PostroadError(Exception):
     """Base of all of them.
@@ -12,13 +14,19 @@ class PostroadError(Exception):
         ├── AppError                   the author's application cannot be loaded: correct --app
         ├── UnstorableError            a value is no JSON, or none that Postgres can keep: change the value
         ├── UnreachableError           a server does not answer: start it, or correct its URL
+        │   └── UnansweredError        the intake did not, for as long as patience lasts: ask again, with the same key
         ├── SchemaError                the database lacks our tables or has other ones: postroad migrate
         ├── EmbeddedServersMissing     the embedded servers are not installed: install them, or name others
         ├── ServerStartError           an embedded server did not start; the message ends with its log
         ├── StackError                 a process of postroad up did not come up; its last lines say why
         ├── ViolationError             at the end of a test's road an invariant does not hold
         ├── NotFoundError              no such task, stage or dead letter
-        └── RefusedError               the thing asked for does not fit the state that things are in
+        ├── RefusedError               the thing asked for does not fit the state that things are in
+        └── IntakeError                the intake answers a client with an error, or is none; the message says
+            ├── InvalidRequestError    the request cannot be granted as it is: correct the members that are named
+            ├── AccessError            the token is missing, not good, or not for this: give another
+            ├── UnknownTaskError       a NotFoundError too: no such task, or none for this token
+            └── TaskStateError         a RefusedError too: the task, or its key, is in no state for this
 
     Messages say what happened and what to do.
     """
@@ -69,6 +77,52 @@ class NotFoundError(PostroadError, LookupError):
 
 class RefusedError(PostroadError):
     """What was asked for does not fit the present state; nothing was changed."""
+
+
+class IntakeError(PostroadError):
+    """An answer of the intake that is an error (RFC 9457), as a client gets it.
+
+    ``status`` is that of HTTP, ``title`` and ``detail`` say what is wrong; ``faults`` has what is wrong with single
+    members of the request, by their JSON pointers (``/labels/team``).
+    """
+
+    def __init__(self, server: str, status: int, title: str, detail: str, faults: Mapping[str, str]) -> None:
+        said = "; ".join(f"{pointer}: {fault}" if pointer else fault for pointer, fault in faults.items())
+        super().__init__(f"{server} answers {status} {title}: {said or detail}".removesuffix(": "))
+        self.server = server
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.faults = faults
+
+
+class InvalidRequestError(IntakeError, ValueError):
+    """The request is malformed, too large, or not what can be a task; nothing was written."""
+
+
+class AccessError(IntakeError, PermissionError):
+    """The request needs a token, another one, or one that may do more."""
+
+
+class UnknownTaskError(IntakeError, NotFoundError):
+    """There is no such task for whoever asks."""
+
+
+class TaskStateError(IntakeError, RefusedError):
+    """The id stands for another task, the key is in somebody's hands, or the task cannot be cancelled or retried."""
+
+
+class UnansweredError(UnreachableError):
+    """The intake gave no answer that settles the request within the client's patience.
+
+    ``may_have_happened`` is false if no request can have been carried out. ``key`` is the idempotency key of a
+    submission: with the same key and content it can be sent again at any time, and is one task.
+    """
+
+    def __init__(self, server: str, reason: str, *, may_have_happened: bool, key: str | None = None) -> None:
+        super().__init__(server, reason)
+        self.may_have_happened = may_have_happened
+        self.key = key
 
 
 def first_line(error: BaseException) -> str:

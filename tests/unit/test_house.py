@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("cli", "core", "intake", "migrations", "outbox", "relay", "stages", "testing")
+FOLDERS = ("cli", "client", "core", "intake", "migrations", "outbox", "relay", "stages", "testing")
 IMPORT = "import postroad, pathlib; print(pathlib.Path(postroad.__file__).parents[1].name)"
 
 
@@ -46,7 +46,7 @@ def test_whatever_is_imported_is_a_declared_dependency() -> None:
         for file in (ROOT / folder).rglob("*.py"):
             for module in set(imported(file)) - sys.stdlib_module_names - {"postroad"}:
                 names = {name.lower().replace("_", "-") for name in distributions[module]}
-                    assert declared & names, f"{file} imports {module}"
+                assert declared & names, f"{file} imports {module}"
 
 
 @pytest.mark.timeout(300)
