@@ -7,8 +7,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from sqlalchemy import create_engine
 
+from ..client import AsyncClient
 from ..core.database import make_engine, sqlalchemy_url
 from ..core.errors import AppError
 from ..core.settings import Settings
@@ -25,7 +27,7 @@ from ..intake.lookup import count_tasks
 from ..outbox.audit import audit
 from .connect import connection
 from .stack import Stack, stack
-from .submit import submit
+from .submit import Tally
 from .supervisor import Log
 
 EXAMPLE = "examples.provisioning"
@@ -96,12 +98,8 @@ async def _run(running: Stack, tasks: int, seed: int) -> int:
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
         submitted = progress.add_task("submitted", total=tasks, note="")
         finished = progress.add_task("finished", total=tasks, note="")
-        submitting = asyncio.create_task(
-            submit(
-                running.url, "provisioning", _requests(tasks, seed), batch=BATCH,
-                advance=lambda count: progress.advance(submitted, count),
-            )
-        )  # fmt: skip
+        advance = partial(progress.advance, submitted)
+        submitting = asyncio.create_task(_submit(running.url, _requests(tasks, seed), advance))
         kills = list(KILLS)
         async for terminal in _terminal_counts(running.settings):
             progress.update(finished, completed=terminal)
@@ -116,6 +114,15 @@ async def _run(running: Stack, tasks: int, seed: int) -> int:
                 if terminal >= tally.accepted:
                     return tally.accepted
     raise AssertionError("unreachable: the counts do not end")
+
+
+async def _submit(url: str, lines: Iterable[bytes], advance: Callable[[], None]) -> Tally:
+    tally = Tally()
+    async with AsyncClient(url) as client:
+        async for outcome in client.submit_many("provisioning", lines, batch=BATCH):
+            tally.count(outcome)
+            advance()
+    return tally
 
 
 async def _terminal_counts(settings: Settings) -> AsyncIterator[int]:

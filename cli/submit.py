@@ -7,35 +7,25 @@ import json
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
-from urllib.parse import urlsplit
 
-import aiohttp
 import click
 
+from ..client import AsyncClient, Refused, Submitted
+from ..client.address import Address
+from ..client.new_task import Urgency
 from ..core.backoff import Pause
-from ..core.errors import UnreachableError, UnstorableError
-from ..core.jsontext import decode
+from ..core.errors import AccessError, SettingsError, UnreachableError
 from ..core.moment import parse_rfc3339
 from ..core.priority import WORDS
 from .options import options, read_settings
 
 BATCH = 200
-"""Lines in one request."""
-
-BATCH_BYTES = 4 * 1024 * 1024
-"""A request that has come to so many bytes takes no more lines: a quarter of what the intake accepts by default."""
-
-REQUESTS = 4
-"""Requests under way at once."""
-
-LATER = (429, 503)
-"""What becomes of a line that is to be sent again."""
-
-Lines = list[tuple[int, bytes]]
-"""Lines as they are sent, each with its number in the source."""
+"""Lines in one request, and lines read at a time: who types them need not type many more before they are sent."""
 
 
 @dataclass(slots=True)
@@ -46,24 +36,36 @@ class Tally:
     replayed: int = 0
     refusals: dict[int, str] = field(default_factory=dict)
 
-    def count(self, number: int, answer: dict[str, Any]) -> None:
-        """Take note of the intake's answer to a line."""
-        if answer["status"] == 202:
-            self.accepted += 1
-            self.replayed += bool(answer.get("replayed"))
+    def count(self, outcome: Submitted | Refused) -> None:
+        """Take note of what became of a line."""
+        if isinstance(outcome, Refused):
+            self.refusals[outcome.number] = outcome.message
         else:
-            self.refusals[number] = _message(answer)
+            self.accepted += 1
+            self.replayed += outcome.is_replay
 
 
 def _checked_url(context: click.Context, parameter: click.Parameter, value: str) -> str:
     try:
-        parts = urlsplit(value)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise click.BadParameter(f"{value!r} is not of the form http://host:port")
-    return value.rstrip("/")
+        return Address(value).url
+    except SettingsError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+class Outage:
+    """Says on stderr why there is a wait: at once, and then every 10 s until the intake is back."""
+
+    def __init__(self, url: str) -> None:
+        self._url = Address(url)
+        self._lines = Pause()
+
+    def __call__(self, reason: str) -> None:
+        if self._lines.is_worth_a_line():
+            click.echo(f"waiting for the intake at {self._url}: {reason}", err=True)
+
+    def end(self) -> None:
+        """The intake is back."""
+        self._lines.reset()
 
 
 def _checked_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -92,7 +94,7 @@ def submit_command(
     patience: float,
     not_before: str | None,
     deadline: str | None,
-    priority: str | None,
+    priority: Urgency | None,
     run: str | None,
     **given: Any,
 ) -> None:
@@ -108,6 +110,7 @@ def submit_command(
     name = run or uuid.uuid4().hex
     is_terminal = sys.stderr.isatty()
     tally = Tally()
+    outage = Outage(url)
     source: Iterable[bytes] = file
     if isinstance(file, io.BufferedReader):
         # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
@@ -120,14 +123,23 @@ def submit_command(
         columns = (SpinnerColumn(), TextColumn("{task.completed:,} submitted"), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not is_terminal) as progress:
             bar = progress.add_task("submit", total=None)
-            await submit(
-                url, pipeline, source, run=name, patience=patience, tally=tally, key=key,
-                defaults={"not_before": not_before, "deadline": deadline, "priority": priority},
-                advance=lambda count: progress.advance(bar, count),
-            )  # fmt: skip
+            async with AsyncClient(url, token=key or None, patience=patience, on_wait=outage) as client:
+                outcomes = client.submit_many(
+                    pipeline, _lines(source), run=name, batch=BATCH,
+                    not_before=not_before, deadline=deadline, priority=priority,
+                )  # fmt: skip
+                async with aclosing(outcomes):
+                    async for outcome in outcomes:
+                        outage.end()
+                        tally.count(outcome)
+                        if is_terminal:
+                            progress.advance(bar)
 
     try:
         asyncio.run(send())
+    except AccessError as error:
+        reason = f"{Address(url)} answers {error.status}: set POSTROAD_API_KEY to a key that is good"
+        raise click.ClickException(reason) from None
     except (UnreachableError, KeyboardInterrupt):
         click.echo(f"ended early; --run {name} goes on with the same file and doubles nothing", err=True)
         raise
@@ -146,193 +158,21 @@ def _report(tally: Tally) -> None:
     click.echo(json.dumps(counts))
 
 
-async def submit(
-    url: str,
-    pipeline: str,
-    source: Iterable[bytes],
-    *,
-    run: str | None = None,
-    patience: float = 60,
-    batch: int = BATCH,
-    tally: Tally | None = None,
-    key: str = "",
-    defaults: Mapping[str, str | None] | None = None,
-    advance: Callable[[int], object] = lambda count: None,
-) -> Tally:
-    """Submit the lines of ``source`` to the intake at ``url``, a few requests at a time.
-
-    A request that fails, or is answered 503, is repeated for ``patience`` seconds; the keys make that safe, and with
-    the same ``run`` the whole is safe to repeat. So is a line, or a request, that comes too fast (429). ``key`` is that
-    of the door, if it needs one. ``defaults`` are members for lines that lack them. ``tally`` is kept
-    while answers come in. Raises ``UnreachableError`` when patience is at its end.
-    """
-    tally = Tally() if tally is None else tally
-    places = asyncio.Semaphore(REQUESTS)
-    timeout = aiohttp.ClientTimeout(total=60, connect=5)
-
-    async def send(lines: Lines) -> None:
-        try:
-            for (number, _), answer in zip(lines, await intake.submit(lines), strict=True):
-                tally.count(number, answer)
-            advance(len(lines))
-        finally:
-            places.release()
-
-    login = {"Authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession(timeout=timeout, headers=login) as session:
-        intake = _Intake(session, url, patience)
-        lines_to_send = _prepared(pipeline, source, tally, run or uuid.uuid4().hex, defaults or {})
-        try:
-            async with asyncio.TaskGroup() as requests:
-                async for lines in _batches(lines_to_send, batch):
-                    await places.acquire()
-                    requests.create_task(send(lines))
-        except BaseExceptionGroup as failed:
-            # The first one cancelled the others.
-            raise failed.exceptions[0] from None
-    return tally
+async def _lines(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """The lines of ``source``, which are read in a thread."""
+    lines = iter(source)
+    while group := await _aside(lambda: list(islice(lines, BATCH))):
+        for line in group:
+            yield line
 
 
-class _Intake:
-    """The other end: asked again while it is away, and in parts if a request is too large for it."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, patience: float) -> None:
-        self._session = session
-        self._url = url
-        self._patience = patience
-        self._outage = Pause()
-        self._after = 0.0
-        """What the last answer said of when to come again."""
-
-    async def submit(self, lines: Lines) -> list[dict[str, Any]]:
-        """The answer to each of ``lines``; those that came too fast are sent again."""
-        answers = await self._submit(lines)
-        patience = _Patience(self._patience)
-        while later := [place for place, answer in enumerate(answers) if answer["status"] in LATER]:
-            told = answers[later[0]]
-            await self._wait(patience, f"{told['status']} {told.get('detail', '')}", self._after)
-            again = await self._submit([lines[place] for place in later])
-            for place, answer in zip(later, again, strict=True):
-                answers[place] = answer
-            if any(answer["status"] not in LATER for answer in again):
-                patience = _Patience(self._patience)
-        return answers
-
-    async def _submit(self, lines: Lines) -> list[dict[str, Any]]:
-        status, text = await self._post(b"\n".join(line for _, line in lines))
-        if status == 200:
-            return [json.loads(answer) for answer in text.splitlines()]
-        if len(lines) == 1:
-            return [{"status": status, "detail": "too large for the intake"}]
-        middle = len(lines) // 2
-        return await self._submit(lines[:middle]) + await self._submit(lines[middle:])
-
-    async def _post(self, body: bytes) -> tuple[int, str]:
-        """The status of the answer, 200 or 413, and its text."""
-        patience = _Patience(self._patience)
-        headers = {"Content-Type": "application/x-ndjson"}
-        while True:
-            after = 0.0
-            try:
-                async with self._session.post(
-                    f"{self._url}/v1/tasks:batch", data=io.BytesIO(body), headers=headers
-                ) as answer:
-                    text = await answer.text(errors="replace")
-                    after = _seconds(answer.headers.get("Retry-After"))
-                    if answer.status in (200, 413):
-                        self._outage.reset()
-                        self._after = after
-                        return answer.status, text
-                    reason = f"{answer.status} {text[:300]}"
-                    if answer.status == 401:
-                        raise click.ClickException(
-                            f"{self._url} answers 401: set POSTROAD_API_KEY to a key that is good"
-                        )
-                    if answer.status not in (*LATER, 502, 504):
-                        raise click.ClickException(f"{self._url} answers {reason}")
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                reason = str(error) or type(error).__name__
-            await self._wait(patience, reason, after)
-
-    async def _wait(self, patience: "_Patience", reason: str, after: float) -> None:
-        """Wait for the next try, ``after`` so many seconds at least. Raises if patience is at its end."""
-        if patience.is_over():
-            raise UnreachableError(f"the intake at {self._url}", reason)
-        if self._outage.is_worth_a_line():
-            click.echo(f"waiting for the intake at {self._url}: {reason}", err=True)
-        await asyncio.sleep(max(patience.pause.next(), after))
-
-
-class _Patience:
-    """How long something is tried, from its first failure on."""
-
-    def __init__(self, seconds: float) -> None:
-        self.pause = Pause()
-        self._seconds = seconds
-        self._until: float | None = None
-
-    def is_over(self) -> bool:
-        """True if the time is up."""
-        now = asyncio.get_running_loop().time()
-        self._until = self._until or now + self._seconds
-        return now > self._until
-
-
-def _seconds(text: str | None) -> float:
-    """What ``Retry-After`` says in seconds, a minute at most."""
-    return min(60.0, float(text)) if text is not None and text.isdecimal() else 0.0
-
-
-def _prepared(
-    pipeline: str, source: Iterable[bytes], tally: Tally, run: str, defaults: Mapping[str, str | None]
-) -> Iterator[tuple[int, bytes]]:
-    """The lines with their pipeline and a key; those that no intake would accept are refused here."""
-    for number, line in enumerate(source, start=1):
-        if not line.strip():
-            continue
-        try:
-            document = decode(line)
-        except UnstorableError as error:
-            tally.refusals[number] = str(error)
-            continue
-        if not isinstance(document, dict):
-            tally.refusals[number] = "not an object with the member payload"
-            continue
-        if document.setdefault("pipeline", pipeline) != pipeline:
-            tally.refusals[number] = f"it is for the pipeline {document['pipeline']!r:.80}"
-            continue
-        if document.get("idempotency_key") is None and document.get("task_id") is None:
-            document["idempotency_key"] = f"submit-{run}-{number}"
-        for member, value in defaults.items():
-            if value is not None and document.get(member) is None:
-                document[member] = value
-        yield number, json.dumps(document, separators=(",", ":")).encode()
-
-
-async def _batches(lines: Iterator[tuple[int, bytes]], count: int) -> AsyncIterator[Lines]:
-    """Groups of ``count`` lines, or of fewer large ones."""
-
-    def take() -> Lines:
-        group: Lines = []
-        size = 0
-        for number, line in lines:
-            group.append((number, line))
-            size += len(line)
-            if len(group) == count or size >= BATCH_BYTES:
-                break
-        return group
-
-    while group := await _aside(take):
-        yield group
-
-
-def _aside(function: Callable[[], Lines]) -> "asyncio.Future[Lines]":
+def _aside(function: Callable[[], list[bytes]]) -> "asyncio.Future[list[bytes]]":
     """Run ``function`` in a thread. Unlike with asyncio.to_thread nobody waits for it at the end: what is read from a
     terminal or a pipe may never come."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Lines] = loop.create_future()
+    future: asyncio.Future[list[bytes]] = loop.create_future()
 
-    def settle(lines: Lines, error: Exception | None) -> None:
+    def settle(lines: list[bytes], error: Exception | None) -> None:
         if future.done():
             return
         if error:
@@ -341,7 +181,7 @@ def _aside(function: Callable[[], Lines]) -> "asyncio.Future[Lines]":
             future.set_result(lines)
 
     def run() -> None:
-        lines: Lines = []
+        lines: list[bytes] = []
         error: Exception | None = None
         try:
             lines = function()
@@ -352,8 +192,3 @@ def _aside(function: Callable[[], Lines]) -> "asyncio.Future[Lines]":
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-def _message(answer: dict[str, Any]) -> str:
-    faults = [f"{fault['pointer'].removeprefix('#')}: {fault['detail']}" for fault in answer.get("errors", ())]
-    return "; ".join(faults) or str(answer.get("detail", answer))
