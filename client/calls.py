@@ -45,19 +45,23 @@ def task(task_id: UUID | str, patience: Patience) -> Conversation[TaskView]:
 def wait(task_id: UUID | str, timeout: float | None, patience: Patience) -> Conversation[TaskView]:
     """The task once it goes no further by itself. Raises ``TimeoutError`` after ``timeout`` seconds.
 
-    Asks the intake to hold its answer, and looks again and again where it does not.
+    Asks the intake to hold its answer, and looks again and again where it does not, or just now holds too many.
     """
     clock = patience.clock
     end = float("inf") if timeout is None else clock() + timeout
-    is_held, delay = True, FIRST
+    is_held, is_full, delay = True, False, FIRST
     while True:
         asked_at = clock()
         left = end - asked_at
-        hold = int(max(min(HOLD, left), 0)) if is_held else 0
+        hold = int(max(min(HOLD, left), 0)) if is_held and not is_full else 0
         request = Request("GET", f"{path(task_id)}?wait={hold}" if hold else path(task_id), silence=HOLD * 2)
-        answer = yield from patience.within(left).ask(request, also=frozenset({400} if hold else ()))
+        answer = yield from patience.within(left).ask(request, also=frozenset({400, 503} if hold else ()))
+        is_full = answer.status == 503
         if answer.status == 400:  # it knows no such parameter
             is_held = False
+            continue
+        if is_full:
+            yield from pause(max(min(max(answer.retry_after, FIRST), end - clock()), 0.0))
             continue
         view = _read(patience, answer, task_view)
         if view.is_terminal:

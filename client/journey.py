@@ -38,8 +38,14 @@ class _Follower:
         while True:
             headers = {"Accept": EVENT_STREAM} | ({"Last-Event-ID": self._last} if self._last else {})
             opened = yield from self._patience.ask(
-                Open(Request("GET", f"{path(self._task_id)}/events", headers=headers, silence=SILENCE))
+                Open(Request("GET", f"{path(self._task_id)}/events", headers=headers, silence=SILENCE)),
+                also=frozenset({503}),
             )
+            if opened.status == 503:  # as many follow as may; or Postgres is away, for which catching up has patience
+                if (yield from self._catch_up()):
+                    return
+                yield from pause(max(opened.retry_after, LONGEST))
+                continue
             if not opened.is_stream:
                 yield from self._new(opened)
                 yield from self._look_again()

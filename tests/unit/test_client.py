@@ -283,6 +283,16 @@ def test_waiting_looks_again_where_answers_are_not_held(first: Answer) -> None:
     assert 2 < stage.now < 16
 
 
+def test_an_intake_that_holds_too_many_answers_is_asked_without_and_then_with() -> None:
+    full = Answer(503, {"retry-after": "5"})
+    stage = Stage([full, task("in_progress"), full, AWAY, task("in_progress"), task()])
+
+    stage.play(calls.wait(ID, 100, stage.patience))
+
+    assert ["wait" in request.path for request in stage.asked] == [True, False, True, False, False, True]
+    assert stage.now >= 12
+
+
 def test_waiting_ends_with_where_the_task_is() -> None:
     stage = Stage([task("in_progress")] * 40)
 
@@ -335,7 +345,7 @@ def test_a_stream_that_breaks_is_gone_on_with_where_it_was() -> None:
     stage = Stage([
         STREAM, b": hello\n\n" + first[:20], first[20:], task("in_progress"), journey(A, B),
         RESET, task("in_progress"), journey(A, B),
-        CLOSED, AWAY, STREAM, second, task(), journey(A, B, C, D),
+        CLOSED, AWAY, task("in_progress"), journey(A, B), STREAM, second, task(), journey(A, B, C, D),
     ])  # fmt: skip
 
     stage.play(follow(ID, stage.patience))
