@@ -153,5 +153,5 @@ def configure_logging(level: str, *, console: bool | None = None) -> None:
     for_person = sys.stderr.isatty() if console is None else console
     handler.setFormatter(ConsoleLines() if for_person else JSONLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("alembic", "sqlalchemy", "asyncio"):
+    for noisy in ("alembic", "sqlalchemy", "asyncio", "httpx2"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
