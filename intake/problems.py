@@ -10,6 +10,7 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -120,4 +121,13 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible at {request.url.path}",
     }
     slug = status.name.lower().replace("_", "-")
-    return Problem(status, slug, details.get(status, error.detail), headers=dict(error.headers or {})).response()
+    headers = dict(error.headers or {})
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(sorted(_allowed(request)))
+    return Problem(status, slug, details.get(status, error.detail), headers=headers).response()
+
+
+def _allowed(request: Request) -> set[str]:
+    """The methods of the path: Starlette names those of its first route alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in route.methods}

@@ -542,7 +542,7 @@ async def test_what_is_not_there_or_not_possible_is_a_problem(door: Door) -> Non
     for path in ("/", "/v1", "/v2/tasks", "/v1/tasks:bulk", f"/v1/tasks/{uuid4()}/more", "/favicon.ico"):
         problem(await door.client.get(path), 404, "not-found")
     for method, path, allowed in (
-        ("GET", "/v1/tasks", "POST"),
+        ("PUT", "/v1/tasks", "GET, HEAD, POST"),
         ("PUT", "/v1/tasks:batch", "POST"),
         ("DELETE", f"/v1/tasks/{uuid4()}", "GET"),
         ("POST", f"/v1/tasks/{uuid4()}/events", "GET"),
