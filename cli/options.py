@@ -3,11 +3,13 @@
 import getpass
 import os
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ..core.moment import parse_rfc3339
 from ..core.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -48,6 +50,14 @@ def who_and_why(command: Command) -> Command:
     return click.option("--by", default=user, show_default="you", help="Who asks; stands in the task's journey.")(
         command
     )
+
+
+def checked_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+    """A moment that an option gives, as a callback of click's."""
+    try:
+        return None if value is None else parse_rfc3339(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def options(*names: str) -> Callable[[Command], Command]:

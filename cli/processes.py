@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 import uvicorn
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..core.backoff import Pause
@@ -50,8 +51,9 @@ def serve_command(log_level: str, **given: Any) -> None:
     async def run() -> None:
         await wait_for_postgres(settings)
         await _check_auth(settings)
+        app = create_app(settings)
         config = uvicorn.Config(
-            create_app(settings),
+            app,
             host=settings.host,
             port=settings.port,
             http=limited(AutoHTTPProtocol, within=settings.request_time, most=settings.connections),
@@ -64,7 +66,7 @@ def serve_command(log_level: str, **given: Any) -> None:
             timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
         )
         try:
-            await _Server(config).serve()
+            await _Server(config, app).serve()
         except SystemExit:  # with a code of uvicorn's own, after a line that says why
             raise click.exceptions.Exit(1) from None
 
@@ -193,6 +195,10 @@ async def _insist(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitab
 class _Server(uvicorn.Server):
     """Uvicorn, which says where it listens and leaves with 0 when it was told to stop."""
 
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self._app = app
+
     def _log_started_message(self, listeners: Any) -> None:
         for server in self.servers:
             for listener in server.sockets:
@@ -203,6 +209,8 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         def stop() -> None:
             self.should_exit = True
+            # Or it would wait for streams that only end with their tasks.
+            self._app.state.stop()
 
         _on_stop(stop)
         yield

@@ -3,19 +3,25 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import click
 
+from ..core.database import make_engine
 from ..core.errors import NotFoundError, RefusedError
 from ..core.task import Status
 from ..intake.cancel import cancel
-from ..intake.lookup import find_task, list_tasks
+from ..intake.cursor import Place, cursor_of, place_of
+from ..intake.listing import Filter, list_tasks
+from ..intake.lookup import find_task
 from ..intake.retry import retry_dead, retry_from
+from ..intake.stream import event_body
+from ..intake.watch import Happening, follow
 from ..outbox.audit import Step, journey
-from .connect import connection
-from .options import options, read_settings, who_and_why
+from .connect import check_schema, connection, translated
+from .options import checked_moment, options, read_settings, who_and_why
 from .tables import cell, plain, print_rows
 
 
@@ -64,18 +70,87 @@ def show(task_id: UUID, as_json: bool, **given: Any) -> None:
 @options("database_url", "schema")
 @click.option("--status", type=click.Choice([str(status) for status in Status]), help="Only those.")
 @click.option("--pipeline", help="Only those of this pipeline.")
+@click.option("--stage", help="Only those that are at this stage now.")
+@click.option(
+    "--label", "labels", metavar="NAME=VALUE", multiple=True, help="Only those that have it; of several, all."
+)
+@click.option("--after", metavar="MOMENT", callback=checked_moment, help="Only those created then or later.")
+@click.option("--before", metavar="MOMENT", callback=checked_moment, help="Only those created earlier.")
+@click.option("--fingerprint", help="Only those with an unresolved dead letter of it.")
+@click.option("--q", metavar="ID", help="By a task's id or how it begins, an idempotency key, or a trace's id.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many at most.")
+@click.option("--cursor", metavar="WORD", help="Go on where the same list ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def list_(status: str | None, pipeline: str | None, limit: int, as_json: bool, **given: Any) -> None:
-    """List tasks, the newest first."""
+def list_(
+    labels: tuple[str, ...],
+    after: datetime | None,
+    before: datetime | None,
+    limit: int,
+    cursor: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """List tasks, the newest first. If there are more, stderr says how to go on."""
     settings = read_settings(given)
+    said = {name: given[name] for name in ("status", "pipeline", "stage", "fingerprint", "q")}
+    wanted = Filter(**said, labels=_labels(labels), created_after=after, created_before=before)
+    asked = said | {"label": list(labels), "after": str(after or ""), "before": str(before or "")}
+    try:
+        place = None if cursor is None else place_of(cursor, asked)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--cursor") from None
 
-    async def run() -> Sequence[dict[str, Any]]:
+    async def run() -> tuple[Sequence[dict[str, Any]], Place | None]:
         async with connection(settings) as opened:
-            return await list_tasks(opened, status=status, pipeline=pipeline, limit=limit)
+            return await list_tasks(opened, wanted, after=place, limit=limit)
 
     columns = ["task_id", "pipeline", "status", "stage_status", "retry_count", "created_at", "finished_at"]
-    print_rows(asyncio.run(run()), columns, as_json=as_json)
+    rows, following = asyncio.run(run())
+    print_rows(rows, columns, as_json=as_json)
+    if following:
+        click.echo(f"there are more: the same with --cursor {cursor_of(following, asked)}", err=True)
+
+
+def _labels(given: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for label in given:
+        name, equals, value = label.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{label!r} is not of the form NAME=VALUE", param_hint="--label")
+        if labels.setdefault(name, value) != value:
+            raise click.BadParameter(f"no task has two values of {name}", param_hint="--label")
+    return labels
+
+
+@task_command.command("tail")
+@click.argument("task_id", type=click.UUID)
+@options("database_url", "schema")
+@click.option("--jsonl", "as_jsonl", is_flag=True, help="Print a JSON document a line.")
+def tail(task_id: UUID, as_jsonl: bool, **given: Any) -> None:
+    """Print the journey of a task, and go on with what happens, until the task has ended."""
+    settings = read_settings(given)
+
+    async def run() -> None:
+        await asyncio.to_thread(check_schema, settings)
+        engine = make_engine(settings, application="postroad", pool=1)
+        try:
+            with translated(settings):
+                async for news in follow(engine, task_id, settings.schema):
+                    for event in news.events:
+                        _print_event(event, as_jsonl=as_jsonl)
+                click.echo(f"{task_id} is {news.status}", err=True)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def _print_event(event: Happening, *, as_jsonl: bool) -> None:
+    body = event_body(event)
+    if as_jsonl:
+        click.echo(json.dumps(body))
+    else:
+        click.echo(f"{cell(event.occurred_at)}  {body['type']:28}  {cell(event.data) if event.data else ''}".rstrip())
 
 
 @task_command.command("cancel")

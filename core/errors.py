@@ -21,6 +21,7 @@ class PostroadError(Exception):
         ├── StackError                 a process of postroad up did not come up; its last lines say why
         ├── ViolationError             at the end of a test's road an invariant does not hold
         ├── NotFoundError              no such task, stage or dead letter
+        ├── TooSlowError               a list would take too long: ask for less
         ├── RefusedError               the thing asked for does not fit the state that things are in
         └── IntakeError                the intake answers a client with an error, or is none; the message says
             ├── InvalidRequestError    the request cannot be granted as it is: correct the members that are named
@@ -73,6 +74,10 @@ class SchemaError(PostroadError):
 
 class NotFoundError(PostroadError, LookupError):
     """There is no such task, stage, pipeline or dead letter."""
+
+
+class TooSlowError(PostroadError):
+    """What was asked for would take too long, or be too much; the message says how to ask for less."""
 
 
 class RefusedError(PostroadError):

@@ -1,6 +1,7 @@
 """The HTTP door as a Starlette application."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -26,24 +27,25 @@ from ..core.database import make_engine
 from ..core.errors import SettingsError, first_line
 from ..core.payload_schema import PayloadSchema
 from ..core.settings import Settings
-from ..outbox.audit import journey
 from ..outbox.submit import Accepted, Answer, Invalid, KeyTaken, Refusal, Submission, TaskTaken, UnknownPipeline
 from .answers import jsonable, ndjson
 from .auth import Guard, caller_of, forbidden
 from .description import Description
 from .endpoint import NDJSON, Body, Endpoint, Reply, ref
 from .keyring import Caller, Keyring
-from .lookup import find_pipeline, find_task
-from .members import TRACEPARENT
+from .members import PREFER, TRACEPARENT
 from .operations import Operations
+from .prefer import applied, preferred_wait
 from .pressure import Pressure
-from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed, no_task
+from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed
 from .quota import Quota, refusal
-from .requests import KEY, idempotency_key, path_id, read_body, submission, submissions
+from .requests import KEY, idempotency_key, read_body, submission, submissions
 from .shield import HEADERS, Shield
 from .submit import KeyHeld, Submitter
-from .transaction import as_problem, transaction
+from .transaction import as_problem
 from .validation import PayloadSchemas
+from .views import Views
+from .watch import Full, Watch
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +60,21 @@ CLEAN_UP = 5.0
 
 
 def create_app(settings: Settings) -> Starlette:
-    """The application for one deployment; it connects when it is started."""
+    """The application for one deployment; it connects when it is started.
+
+    Its ``state.stop()`` ends streams and waits. Call it when the server is to stop: servers wait for what is open
+    before they tell the application.
+    """
     engine = make_engine(settings, application="postroad intake")
     keyring = Keyring(engine, settings.schema, settings.auth)
     quota = Quota(settings)
     pressure = Pressure(settings, engine)
     guard = Guard(keyring, quota)
-    door = Door(settings, engine, guard, pressure)
+    watch = Watch(engine, settings.schema)
+    views = Views(settings.schema, engine, watch)
+    door = Door(settings, engine, guard, pressure, views)
     operations = Operations(settings.schema, engine)
-    endpoints = [*door.endpoints(), *operations.endpoints()]
+    endpoints = [*door.endpoints(), *views.endpoints(), *operations.endpoints()]
     description = Description(endpoints, keyring)
 
     @asynccontextmanager
@@ -83,7 +91,7 @@ def create_app(settings: Settings) -> Starlette:
         await quota.aclose()
         await engine.dispose()
 
-    return Starlette(
+    application = Starlette(
         routes=[
             *(guard.route(endpoint) for endpoint in endpoints),
             Route("/openapi.json", description.document, methods=["GET"]),
@@ -97,14 +105,17 @@ def create_app(settings: Settings) -> Starlette:
         middleware=[Middleware(Shield, within=settings.request_time)],
         lifespan=lifespan,
     )
+    application.state.stop = watch.stop
+    return application
 
 
 class Door:
-    """The endpoints that submit tasks and look them up, and those that say how the process is."""
+    """The endpoints that submit tasks, and those that say how the process is."""
 
-    def __init__(self, settings: Settings, engine: AsyncEngine, guard: Guard, pressure: Pressure) -> None:
+    def __init__(self, settings: Settings, engine: AsyncEngine, guard: Guard, pressure: Pressure, views: Views) -> None:
         self._settings = settings
         self._engine = engine
+        self._views = views
         self._guard = guard
         self._pressure = pressure
         self._submitter = Submitter(engine, settings.schema)
@@ -124,9 +135,10 @@ class Door:
                             "traceparent": "its trace",
                             "Idempotent-Replayed": "true: it was accepted before, under the same key",
                         },
-                    )
+                    ),
+                    200: Reply("With Prefer: wait, if it has ended within that: the task.", ref("Task")),
                 },
-                problems=(409, 422, 429, 503), headers=headers | {"Idempotency-Key": KEY},
+                problems=(409, 422, 429, 503), headers=headers | {"Idempotency-Key": KEY, "Prefer": PREFER},
                 body=Body(ref("NewTask"), example={"pipeline": "orders", "payload": {"sku": "n17"}}),
             ),
             Endpoint(
@@ -134,14 +146,6 @@ class Door:
                 {200: Reply("An answer a line, in their order.", ref("BatchAnswer"), NDJSON)},
                 problems=(429, 503), headers=headers, counts_lines=True,
                 body=Body({"type": "string"}, media_type=NDJSON, example='{"pipeline": "orders", "payload": 1}\n'),
-            ),
-            Endpoint(
-                "GET", "/v1/tasks/{task_id}", self.show, "read", {200: Reply("The task.", ref("Task"))},
-                problems=(404, 503),
-            ),
-            Endpoint(
-                "GET", "/v1/tasks/{task_id}/events", self.events, "read",
-                {200: Reply("Its journey.", ref("Journey"))}, problems=(404, 503),
             ),
             Endpoint("GET", "/livez", self.livez, None, {200: Reply("It lives.", ref("Alive"))}),
             Endpoint(
@@ -155,18 +159,29 @@ class Door:
         await self._submitter.cancel(within=CLEAN_UP)
 
     async def submit(self, request: Request) -> Response:
-        """Accept one task: 202 after the commit; the same key and body again, the same answer."""
+        """Accept one task: 202 after the commit; the same key and body again, the same answer.
+
+        With ``Prefer: wait=10`` 200 with the task, if it ends within so many seconds.
+        """
         body = await read_body(request, media_type="application/json", limit=self._settings.body_limit)
         key, traceparent = idempotency_key(request), request.headers.get("traceparent")
         read = partial(submission, body, key=key, traceparent=traceparent, schemas=await self._current_schemas())
         asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
-        asked = self._let_in(asked, caller_of(request))
-        answer = await self._accept(asked)
+        caller = caller_of(request)
+        answer = await self._accept(self._let_in(asked, caller))
         if not isinstance(answer, Accepted):
             raise _refusal(answer)
         headers = {"Location": f"/v1/tasks/{answer.task_id}", "traceparent": answer.traceparent}
         if answer.is_replay:
             headers["Idempotent-Replayed"] = "true"
+        # Whose key may only submit is told nothing of what becomes of it.
+        if (wait := preferred_wait(request)) and "read" in caller.scopes:
+            # If as many wait as may, this one does not: it has been accepted all the same.
+            with contextlib.suppress(Full):
+                has_ended = await self._views.wait(request, answer.task_id, wait)
+                headers |= applied(wait)
+                if has_ended:
+                    return JSONResponse(jsonable(await self._views.find(answer.task_id, caller)), headers=headers)
         return JSONResponse(_accepted(answer), HTTPStatus.ACCEPTED, headers=headers)
 
     async def submit_batch(self, request: Request) -> Response:
@@ -194,35 +209,6 @@ class Door:
             for number, line in lines
         ]
         return Response(ndjson(told), media_type="application/x-ndjson", headers=headers)
-
-    async def show(self, request: Request) -> Response:
-        """One task with its stage runs."""
-        task_id = path_id(request)
-        async with transaction(self._engine) as connection:
-            task = await find_task(connection, task_id, self._settings.schema)
-        if task is None or not caller_of(request).may_use(task["pipeline"]):
-            raise no_task(task_id)
-        return JSONResponse(jsonable(task))
-
-    async def events(self, request: Request) -> Response:
-        """The journey of one task, oldest first."""
-        task_id = path_id(request)
-        async with transaction(self._engine) as connection:
-            steps = await journey(connection, task_id, self._settings.schema)
-            pipeline = await find_pipeline(connection, task_id)
-        if pipeline is None or not caller_of(request).may_use(pipeline):
-            raise no_task(task_id)
-        events = [
-            {
-                "position": step.position,
-                "type": f"{step.type}:{step.stage}" if step.stage else step.type,
-                "stage": step.stage,
-                "data": step.data,
-                "occurred_at": step.occurred_at.isoformat(),
-            }
-            for step in steps
-        ]
-        return JSONResponse({"task_id": str(task_id), "events": events})
 
     async def livez(self, request: Request) -> Response:
         """200 while the event loop turns; asks no other server."""

@@ -61,6 +61,8 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     """What it may carry, and what that says."""
     example: Any = None
+    also: Mapping[str, Schema] = field(default_factory=dict)
+    """The schemas of other media types, which a caller gets by ``Accept``."""
 
 
 @dataclass(frozen=True, slots=True)

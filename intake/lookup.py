@@ -1,6 +1,5 @@
-"""Look tasks up: one with its stage runs, or a list."""
+"""Look one task up with its stage runs, and count all."""
 
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -22,31 +21,6 @@ async def find_pipeline(connection: AsyncConnection, task_id: UUID) -> str | Non
     from_task = select(task_table.c.pipeline).where(task_table.c.task_id == task_id)
     from_events = select(outbox_table.c.pipeline).where(outbox_table.c.task_id == task_id).limit(1)
     return await connection.scalar(from_task) or await connection.scalar(from_events)
-
-
-async def list_tasks(
-    connection: AsyncConnection,
-    *,
-    status: str | None = None,
-    pipeline: str | None = None,
-    limit: int = 50,
-) -> Sequence[dict[str, Any]]:
-    """The newest tasks, at most ``limit``, with the given status and pipeline; without payloads."""
-    shown = (
-        task_table.c.task_id,
-        task_table.c.pipeline,
-        task_table.c.status,
-        task_table.c.stage_status,
-        task_table.c.retry_count,
-        task_table.c.created_at,
-        task_table.c.finished_at,
-    )
-    query = select(*shown).order_by(task_table.c.created_at.desc(), task_table.c.task_id.desc()).limit(limit)
-    if status is not None:
-        query = query.where(task_table.c.status == status)
-    if pipeline is not None:
-        query = query.where(task_table.c.pipeline == pipeline)
-    return [dict(row._mapping) for row in await connection.execute(query)]
 
 
 async def count_tasks(connection: AsyncConnection) -> tuple[dict[str, int], int]:

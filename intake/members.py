@@ -1,5 +1,6 @@
 """What requests may ask for, member by member: when a value will do, how to say that, and how OpenAPI says it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from ..core.moment import parse_rfc3339
+from ..core.task import Status
 from .dead_letters import LARGEST_ID
 
 ASKED_AT_ONCE = 10_000
@@ -23,12 +25,14 @@ MONTH = 30 * 24 * 3600
 class Member:
     """A member of a request's body, or a parameter of its query: when a value will do, and how to say that.
 
-    ``schema`` is the same as JSON Schema. In a query values are text, whatever that says.
+    ``schema`` is the same as JSON Schema. In a query values are text, whatever that says; one that is ``repeatable``
+    may be given several times there, and ``schema`` is then that of the list.
     """
 
     is_valid: Callable[[Any], bool]
     description: str
     schema: Mapping[str, Any] = field(default_factory=dict)
+    repeatable: bool = False
 
 
 def is_uuid(value: Any) -> bool:
@@ -45,6 +49,11 @@ def is_moment(value: Any) -> bool:
         return isinstance(value, str) and isinstance(parse_rfc3339(value), datetime)
     except ValueError:
         return False
+
+
+def unspaced(moment: str) -> str:
+    """A moment of a query, in which a ``+`` that was not written as ``%2B`` has become a space."""
+    return re.sub(r" (\d\d:\d\d)$", r"+\1", moment)
 
 
 def is_text(value: Any) -> bool:
@@ -115,7 +124,57 @@ LETTER_CURSOR = Member(
     "what the link to the next page has",
     {"type": "integer", "minimum": 0, "maximum": LARGEST_ID},
 )
+LONGEST_WAIT = 30
+"""Seconds for which a request may wait for the end of a task."""
+
+WAIT = Member(
+    lambda value: _is_number(value, LONGEST_WAIT),
+    f"for how many seconds to wait for the task's end, at most {LONGEST_WAIT}",
+    {"type": "integer", "minimum": 0, "maximum": LONGEST_WAIT},
+)
+PREFER = Member(
+    lambda _: True,
+    f"wait=10 (RFC 7240): answer when the task has ended, or after so many seconds, at most {LONGEST_WAIT}",
+    {"type": "string"},
+)
+LAST_EVENT = Member(
+    lambda value: bool(re.fullmatch(r"[0-9]{1,18}(-[1-9][0-9]{0,18}){0,1000}", value)),
+    "the id of the event after which a stream goes on",
+    {"type": "string", "pattern": "^[0-9]{1,18}(-[1-9][0-9]{0,18}){0,1000}$"},
+)
+_STATUSES = [str(status) for status in Status]
+STATUS = Member(lambda value: value in _STATUSES, f"one of {', '.join(_STATUSES)}", {"enum": _STATUSES})
+_LABEL = r"[A-Za-z0-9_.\-]{1,63}:[^\x00]{0,255}"
+LABEL = Member(
+    lambda value: bool(re.fullmatch(_LABEL, value, re.DOTALL)),
+    "name:value, as label=team:blue; given again, the tasks have both",
+    {
+        "type": "array",
+        "maxItems": 16,
+        "items": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,63}:[^\\u0000]{0,255}$"},
+    },
+    repeatable=True,
+)
+QUERY_MOMENT = Member(lambda value: is_moment(unspaced(value)), f"{MOMENT.description}, the + as %2B", MOMENT.schema)
+ANY_ID = Member(
+    is_text,
+    "a task's id, the first 8 digits of it or more, an idempotency key, or a trace's id",
+    TEXT.schema,
+)
+TASK_CURSOR = Member(is_text, "what the link to the next page has", {"type": "string", "maxLength": 255})
 WHO_AND_WHY = {"by": TEXT, "reason": TEXT}
 FILTERS = {"pipeline": TEXT, "stage": TEXT, "fingerprint": TEXT}
 SELECTION = FILTERS | {"ids": IDS, "task_ids": TASK_IDS}
 LISTING = FILTERS | {"task_id": TASK_ID, "limit": PAGE_LIMIT, "cursor": LETTER_CURSOR}
+TASKS = {
+    "status": STATUS,
+    "pipeline": TEXT,
+    "stage": TEXT,
+    "label": LABEL,
+    "created_after": QUERY_MOMENT,
+    "created_before": QUERY_MOMENT,
+    "fingerprint": TEXT,
+    "q": ANY_ID,
+    "limit": PAGE_LIMIT,
+    "cursor": TASK_CURSOR,
+}

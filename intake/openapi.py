@@ -103,7 +103,8 @@ def _reply(reply: Reply) -> dict[str, Any]:
         content: dict[str, Any] = {"schema": reply.schema}
         if reply.example is not None:
             content["example"] = reply.example
-        told["content"] = {reply.media_type: content}
+        others = {media_type: {"schema": schema} for media_type, schema in reply.also.items()}
+        told["content"] = {reply.media_type: content} | others
     if reply.headers:
         told["headers"] = {
             name: {"description": says, "schema": {"type": "string"}} for name, says in reply.headers.items()

@@ -186,17 +186,21 @@ async def read_members(request: Request, known: Mapping[str, Member], *, limit: 
     return given
 
 
-def read_query(request: Request, known: Mapping[str, Member]) -> dict[str, str]:
-    """The parameters of the query. Raises a ``Problem`` with 400 that names the first that is wrong."""
-    given: dict[str, str] = {}
+def read_query(request: Request, known: Mapping[str, Member]) -> dict[str, Any]:
+    """The parameters of the query, lists of those that are repeatable. Raises a ``Problem`` with 400 that names the
+    first that is wrong."""
+    given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
             raise malformed(f"unknown parameter {name[:60]!r}; known are {', '.join(sorted(known))}")
-        if name in given:
+        if name in given and not known[name].repeatable:
             raise malformed(f"the parameter {name} is given twice")
         if not known[name].is_valid(value):
             raise malformed(f"the parameter {name} must be {known[name].description}")
-        given[name] = value
+        if known[name].repeatable:
+            given.setdefault(name, []).append(value)
+        else:
+            given[name] = value
     return given
 
 

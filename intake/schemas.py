@@ -27,6 +27,29 @@ def shape(properties: Mapping[str, Schema], *, optional: Sequence[str] = (), **m
     }
 
 
+_SUMMARY: dict[str, Schema] = {
+    "task_id": _ID,
+    "pipeline": _TEXT,
+    "priority": {"enum": list(WORDS)},
+    "status": {"enum": [str(status) for status in Status]},
+    "stage_status": _TEXT,
+    "stages_done": {"type": "array", "items": _TEXT},
+    "retry_count": _COUNT,
+    "labels": {"type": "object", "additionalProperties": _TEXT},
+    "trace_id": _TEXT,
+    "not_before": _NO_MOMENT,
+    "deadline": _NO_MOMENT,
+    "created_at": _MOMENT,
+    "updated_at": _MOMENT,
+    "finished_at": _NO_MOMENT,
+}
+"""What lists have of a task."""
+
+_CAPPED = {
+    **shape({"count": _COUNT, "capped": {"type": "boolean"}}),
+    "description": "capped: there are at least so many",
+}
+
 SCHEMAS: dict[str, Schema] = {
     "NewTask": {
         "type": "object",
@@ -77,26 +100,41 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Task": shape(
         {
-            "task_id": _ID,
-            "pipeline": _TEXT,
-            "priority": {"enum": list(WORDS)},
-            "status": {"enum": [str(status) for status in Status]},
-            "stage_status": _TEXT,
-            "stages_done": {"type": "array", "items": _TEXT},
-            "retry_count": _COUNT,
+            **_SUMMARY,
             "version": {"type": "integer", "minimum": 1},
             "payload": _ANY,
-            "labels": {"type": "object", "additionalProperties": _TEXT},
-            "trace_id": _TEXT,
-            "not_before": _NO_MOMENT,
-            "deadline": _NO_MOMENT,
-            "submitted_by": _NO_TEXT,
-            "created_at": _MOMENT,
-            "updated_at": _MOMENT,
-            "finished_at": _NO_MOMENT,
             "stages": {"type": "array", "items": ref("StageRun")},
         }
     ),
+    "Tasks": shape({"tasks": {"type": "array", "items": shape(_SUMMARY)}, "next_cursor": _NO_TEXT}),
+    "Stage": shape(
+        {
+            "stage": _TEXT,
+            "after": {"type": "array", "items": _TEXT},
+            "paused": {"type": "boolean"},
+            "resting_until": _NO_MOMENT,
+            "trouble": _NO_TEXT,
+            "rate": _NO_TEXT,
+            "burst": {"type": ["integer", "null"]},
+            "max_running": {"type": ["integer", "null"]},
+            "ready": {**_CAPPED, "description": "in a stream, or run just now"},
+            "retrying": {**_CAPPED, "description": "their last attempt failed or snoozed"},
+            "waiting": {**_CAPPED, "description": "a service has them, and will report"},
+            "scheduled": {**_CAPPED, "description": "they may not start yet"},
+            "dead": {**_CAPPED, "description": "unresolved dead letters"},
+            "oldest_ready_seconds": {"type": ["number", "null"], "minimum": 0},
+        }
+    ),
+    "Pipeline": shape(
+        {
+            "pipeline": _TEXT,
+            "version": {"type": "integer", "minimum": 1},
+            "deployed_at": _MOMENT,
+            "priorities": {"type": "boolean"},
+            "stages": {"type": "array", "items": ref("Stage")},
+        }
+    ),
+    "Pipelines": shape({"pipelines": {"type": "array", "items": ref("Pipeline")}}),
     "Event": shape(
         {
             "position": _COUNT,

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.database import is_transient
-from ..core.errors import NotFoundError, RefusedError, first_line
+from ..core.errors import NotFoundError, RefusedError, TooSlowError, first_line
 from .problems import Problem, unavailable
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ def as_problem(error: Exception) -> Exception:
         return Problem(HTTPStatus.NOT_FOUND, "not-found", str(error))
     if isinstance(error, RefusedError):
         return Problem(HTTPStatus.CONFLICT, "refused", str(error))
+    if isinstance(error, TooSlowError):
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "too-slow", str(error), headers={"Retry-After": "10"})
     if isinstance(error, Problem) or not is_unavailable(error):
         return error
     log.warning("Postgres is not available: %s", first_line(error))

@@ -290,6 +290,40 @@ async def test_tasks_are_listed_the_newest_first(command: Command, road: Road) -
     assert len((await command("task", "list", "--pipeline", "voyage")).out.splitlines()) == 1
 
 
+async def test_a_list_goes_on_at_its_cursor_and_names_what_is_wrong(command: Command, road: Road) -> None:
+    tasks = [str(await road.accept(key=f"order-{number}")) for number in range(3)]
+    await road.ask('update postroad.task set labels = \'{"team": "blue="}\'')
+    filters = ("--stage", "pack", "--label", "team=blue=", "--before", "2100-01-01T00:00:00Z", "--json")
+
+    first = await command("task", "list", "--limit", 2, *filters)
+    cursor = first.err.rpartition("--cursor ")[2].strip()
+    second = await command("task", "list", "--cursor", cursor, *filters)
+
+    assert [one["task_id"] for one in first.data + second.data] == tasks[::-1]
+    assert second.err == ""
+    assert [one["task_id"] for one in (await command("task", "list", "--q", "order-1", "--json")).data] == [tasks[1]]
+    for wrong in (
+        ("--cursor", cursor),
+        ("--label", "team"),
+        ("--label", "a=1", "--label", "a=2"),
+        ("--after", "yesterday"),
+    ):
+        assert wrong[0] in (await command("task", "list", *wrong, code=2)).err
+
+
+async def test_a_journey_is_followed_to_its_end(command: Command, road: Road) -> None:
+    task_id = await road.accept()
+    tailing = asyncio.create_task(command("task", "tail", task_id, "--jsonl"))
+    await road.complete(task_id)
+
+    finished = await tailing
+
+    assert [json.loads(line)["type"] for line in finished.out.splitlines()] == await road.events(task_id)
+    assert finished.err == f"{task_id} is completed\n"
+    assert "StageCompleted:pack" in (await command("task", "tail", task_id)).out
+    assert "no task" in (await command("task", "tail", uuid4(), code=3)).err
+
+
 # dead
 
 
