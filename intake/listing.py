@@ -53,6 +53,7 @@ _SHOWN = (
     _task.created_at,
     _task.updated_at,
     _task.finished_at,
+    _task.submitted_by,
 )
 
 

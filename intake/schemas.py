@@ -42,6 +42,7 @@ _SUMMARY: dict[str, Schema] = {
     "created_at": _MOMENT,
     "updated_at": _MOMENT,
     "finished_at": _NO_MOMENT,
+    "submitted_by": _NO_TEXT,
 }
 """What lists have of a task."""
 

@@ -36,6 +36,9 @@ ENDPOINTS = {
         ("GET", "/v1/tasks/{task}/events"),
         ("GET", "/v1/dead-letters"),
         ("GET", "/v1/dead-letters:groups"),
+        ("GET", "/v1/tasks"),
+        ("GET", "/v1/pipelines"),
+        ("GET", "/v1/pipelines/travel"),
     ],
     "operate": [
         ("POST", "/v1/tasks/{task}/cancel"),
@@ -287,6 +290,34 @@ async def test_tasks_of_other_pipelines_are_not_there_for_it(other: Door) -> Non
     assert problem(pause, 404)["detail"] == "there is no stage travel.ride"
     assert await other.road.task(theirs, "status") == ("failed",)
     assert await other.road.ask("select count(*) from postroad.stage where paused") == [(0,)]
+
+
+async def test_lists_streams_and_pipelines_show_it_its_own_alone(other: Door) -> None:
+    road = other.road
+    ours, theirs = await road.accept(OTHER), await road.accept()
+    header = {"Authorization": (await other.key("read", pipelines=["other"]))["Authorization"]}
+
+    listed = (await other.client.get("/v1/tasks", headers=header)).json()["tasks"]
+    asked_for = (await other.client.get("/v1/tasks?pipeline=travel", headers=header)).json()["tasks"]
+    by_id = (await other.client.get(f"/v1/tasks?q={theirs}", headers=header)).json()["tasks"]
+    graphs = (await other.client.get("/v1/pipelines", headers=header)).json()["pipelines"]
+
+    assert [task["task_id"] for task in listed] == [str(ours)]
+    assert asked_for == by_id == []
+    assert [graph["pipeline"] for graph in graphs] == ["other"]
+    problem(await other.client.get("/v1/pipelines/travel", headers=header), 404, "not-found")
+    stream = header | {"Accept": "text/event-stream"}
+    problem(await other.client.get(f"/v1/tasks/{theirs}/events", headers=stream), 404, "not-found")
+    problem(await other.client.get(f"/v1/tasks/{theirs}?wait=5", headers=header), 404, "not-found")
+
+
+async def test_who_may_only_submit_is_told_nothing_of_what_becomes_of_it(door: Door) -> None:
+    header = await door.key("submit")
+
+    answer = await door.post(raw(line()), **header, Prefer="wait=10")
+
+    assert answer.status_code == 202
+    assert "preference-applied" not in answer.headers
 
 
 async def test_dead_letters_of_other_pipelines_are_not_there_for_it(other: Door) -> None:
