@@ -181,6 +181,8 @@ class Views:
         if last and news.is_end and not news.events:
             # What tells a browser not to connect again.
             return Response(status_code=HTTPStatus.NO_CONTENT)
+        if request.method == "HEAD":
+            return Response(media_type=stream.MEDIA_TYPE, headers=stream.HEADERS)
         return StreamingResponse(
             stream.stream(self._watch, task_id, news), media_type=stream.MEDIA_TYPE, headers=stream.HEADERS
         )

@@ -27,8 +27,8 @@ INTERVAL = 0.1
 WAITERS = 2000
 """Callers of one process that may wait for the end of a task."""
 
-STREAMS = 200
-"""Journeys that one process may follow: a look at one costs as much as at ten that are waited for."""
+STREAMS = 500
+"""Journeys that one process may follow. A look at one takes Postgres 13 µs, at a task that is waited for 3 µs."""
 
 
 @dataclass(frozen=True, slots=True)

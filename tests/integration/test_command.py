@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import psutil
 import pytest
 from starlette.responses import PlainTextResponse
@@ -675,6 +676,30 @@ def test_serving_on_a_port_that_is_taken_ends_with_1(settings: Settings, road: R
     assert process.returncode == 1
     assert "address already in use" in err
     assert "Traceback" not in err
+
+
+async def test_serving_ends_at_once_though_a_journey_is_followed_and_an_end_waited_for(
+    settings: Settings, road: Road
+) -> None:
+    path = f"/v1/tasks/{await road.accept()}"
+    with started(settings, "serve", "--port", "0") as process:
+        said = await asyncio.to_thread(read_until, process, "accepting tasks on ")
+        url = said.rpartition("accepting tasks on ")[2].partition('"')[0].strip()
+        async with httpx2.AsyncClient(base_url=url, timeout=30) as client:
+            await client.get("/livez")  # so that the next request goes out at once, on this connection
+            waiting = asyncio.create_task(client.get(f"{path}?wait=30"))
+            async with client.stream("GET", f"{path}/events", headers={"Accept": "text/event-stream"}) as answer:
+                told = answer.aiter_lines()
+                while not (await anext(told)).startswith("event: "):
+                    pass
+                process.terminate()
+                rest = [line async for line in told]
+            answered = await waiting
+        code = await asyncio.to_thread(process.wait, 10)
+
+    assert code == 0
+    assert not any(line.startswith("event: ") for line in rest)
+    assert answered.json()["status"] == "pending"
 
 
 def test_running_a_stage_that_is_not_in_force_ends_with_4(settings: Settings, road: Road, tmp_path: Path) -> None:

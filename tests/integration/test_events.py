@@ -140,6 +140,12 @@ async def test_who_does_not_ask_for_a_stream_gets_json(server: Server) -> None:
         assert answer.json()["events"][0]["type"] == "TaskCreated"
 
 
+async def test_a_head_of_a_stream_does_not_follow_it(server: Server) -> None:
+    answer = await server.client.head(f"/v1/tasks/{await server.road.accept()}/events", headers=SSE)
+
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+
+
 # Resuming
 
 
