@@ -37,6 +37,7 @@ GLANCE = 2000
 _task = task_table.c
 _letter = dead_letter_table.c
 _ORDER = (_task.created_at.desc(), _task.task_id.desc())
+_PLACE = tuple_(_task.created_at, _task.task_id)
 _IS_UNFINISHED = _task.status.not_in(("completed", "cancelled"))
 _SHOWN = (
     _task.task_id,
@@ -125,13 +126,14 @@ async def _page(
         sought = await _failed_of(connection, wanted.fingerprint)
     elif wanted.labels:
         since = await _since(connection, wanted, after)
-        newest = [] if since is None else [_task.created_at >= since]
+        newest = [] if since is None else [_literal(since) <= _PLACE]
         rows = await _read(connection, _walk(wanted, [*conditions, *newest], limit))
         if since is None or len(rows) == limit:
             return rows
         sought = await _labelled(connection, conditions)
     if sought is None:
         return await _read(connection, _walk(wanted, conditions, limit))
+    await _set(connection, enable_sort="on")
     these = select(*_SHOWN).where(_task.task_id.in_(sought), *_allowed(wanted), *conditions)
     return await _read(connection, these.order_by(*_ORDER).limit(limit))
 
@@ -167,8 +169,12 @@ def _conditions(wanted: Filter, after: Place | None) -> list[ColumnElement[bool]
         # A task that has a dead letter has failed.
         said += [_task.status == "failed", has_it]
     if after is not None:
-        said.append(tuple_(_task.created_at, _task.task_id) < tuple_(literal(after.created_at), literal(after.task_id)))
+        said.append(_literal(after) > _PLACE)
     return said
+
+
+def _literal(place: Place) -> ColumnElement[Any]:
+    return tuple_(literal(place.created_at), literal(place.task_id))
 
 
 def _allowed(wanted: Filter) -> list[ColumnElement[bool]]:
@@ -216,12 +222,13 @@ def _pipelines(wanted: Filter) -> Any:
     return names.subquery("names")
 
 
-async def _since(connection: AsyncConnection, wanted: Filter, after: Place | None) -> datetime | None:
-    """The moment since which there are ``GLANCE`` tasks before ``after``; ``None`` if there are not so many."""
+async def _since(connection: AsyncConnection, wanted: Filter, after: Place | None) -> Place | None:
+    """The place of the last of ``GLANCE`` tasks after ``after``; ``None`` if there are not so many."""
     bounds = Filter(pipeline=wanted.pipeline, pipelines=wanted.pipelines, created_before=wanted.created_before)
     newest = _walk(bounds, _conditions(bounds, after), GLANCE).subquery("newest")
-    moments: list[datetime] = list(await connection.scalars(select(newest.c.created_at)))
-    return min(moments) if len(moments) == GLANCE else None
+    rows = await connection.execute(select(newest.c.created_at, newest.c.task_id))
+    places = [Place(row.created_at, row.task_id) for row in rows]
+    return min(places) if len(places) == GLANCE else None
 
 
 # Seek

@@ -97,9 +97,9 @@ async def read_news(
 ) -> list[News | None]:
     """What has been added to each of these journeys since; ``None`` for a task that there is not.
 
-    Postgres' own events of one task are committed in the order of their positions, since each of their transactions
-    holds the task. Those that authors append in transactions of their own are not: one of a lower position may be seen
-    later. It is told then, once.
+    The events of one task become visible in the order of their positions as far as the transactions that append them
+    hold the task, as ours do but for those that ask for what Redis has lost. Authors need not hold it: an event of a
+    lower position may be seen later. It is told then, once.
     """
     parameters = {
         "task_id": [task_id for task_id, _ in asked],

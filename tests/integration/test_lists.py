@@ -294,6 +294,9 @@ select postroad.new_task_id(), case when i % 1000 = 0 then 'mail' else 'travel' 
 async def test_every_list_goes_along_an_index(road: Road, subtests: pytest.Subtests) -> None:
     await road.deploy(MAIL)
     await road.ask(MANY)
+    keyed = await road.accept(key="order-7")
+    died = await die(road, "ride")
+    ((print_,),) = await road.ask("select fingerprint from postroad.dead_letter")
     await road.ask("analyze")
 
     for wanted, index in (
@@ -306,15 +309,28 @@ async def test_every_list_goes_along_an_index(road: Road, subtests: pytest.Subte
         (Filter(status="pending"), "task_unfinished"),
         (Filter(stage="pack"), "task_unfinished"),
         (Filter(labels={"n": "6"}), "task_labels"),
-        (Filter(fingerprint="0" * 12), "dead_letter_"),
+        (Filter(fingerprint=print_), "dead_letter_"),
         (Filter(q="order-7"), "intake_key_pkey"),
-        (Filter(q=str(uuid4())), "task_pkey"),
+        (Filter(q=str(keyed)), "task_pkey"),
+        (Filter(q=str(died)[:23]), "task_pkey"),
     ):
         with subtests.test(wanted=wanted):
             async with explained(road) as (connection, plans):
-                await list_tasks(connection, wanted)
+                rows, _ = await list_tasks(connection, wanted)
+            assert rows or wanted.status == "cancelled"
             assert any(index in plan for plan in plans), plans
+            if wanted.labels or wanted.fingerprint or wanted.q:
+                assert "task_created_at" not in plans[-1]
             assert not any("Seq Scan on task" in plan for plan in plans), plans
+
+
+async def test_an_id_that_many_begin_with_is_to_be_told_more_of(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "SOUGHT", 2)
+    for number in range(3):
+        await submitted(door, task_id=f"0190aaaa-0000-7000-8000-00000000000{number}")
+
+    assert "more of it" in problem(await door.client.get("/v1/tasks?q=0190aaaa"), 503, "too-slow")["detail"]
+    assert await listed(door, "q=0190aaaa-0000-7000-8000-000000000001") == ["0190aaaa-0000-7000-8000-000000000001"]
 
 
 async def test_a_list_that_takes_too_long_says_how_to_ask_for_less(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
