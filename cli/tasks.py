@@ -93,7 +93,7 @@ def list_(
     """List tasks, the newest first. If there are more, stderr says how to go on."""
     settings = read_settings(given)
     said = {name: given[name] for name in ("status", "pipeline", "stage", "fingerprint", "q")}
-    wanted = Filter(**said, labels=_labels(labels), created_after=after, created_before=before)
+    wanted = Filter(**said, labels=[_label(label) for label in labels], created_after=after, created_before=before)
     asked = said | {"label": list(labels), "after": str(after or ""), "before": str(before or "")}
     try:
         place = None if cursor is None else place_of(cursor, asked)
@@ -111,15 +111,11 @@ def list_(
         click.echo(f"there are more: the same with --cursor {cursor_of(following, asked)}", err=True)
 
 
-def _labels(given: Sequence[str]) -> dict[str, str]:
-    labels: dict[str, str] = {}
-    for label in given:
-        name, equals, value = label.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{label!r} is not of the form NAME=VALUE", param_hint="--label")
-        if labels.setdefault(name, value) != value:
-            raise click.BadParameter(f"no task has two values of {name}", param_hint="--label")
-    return labels
+def _label(written: str) -> tuple[str, str]:
+    name, equals, value = written.partition("=")
+    if not equals:
+        raise click.BadParameter(f"{written!r} is not of the form NAME=VALUE", param_hint="--label")
+    return name, value
 
 
 @task_command.command("tail")

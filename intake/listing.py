@@ -8,8 +8,8 @@ sort them. Which it is, is decided by how many there are to seek. What neither d
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -70,7 +70,8 @@ class Filter:
     status: str | None = None
     pipeline: str | None = None
     stage: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Collection[tuple[str, str]] = ()
+    """Names and values; the tasks have all of them."""
     created_after: datetime | None = None
     """At this moment or later."""
     created_before: datetime | None = None
@@ -159,7 +160,7 @@ def _conditions(wanted: Filter, after: Place | None) -> list[ColumnElement[bool]
         )
         said += [_IS_UNFINISHED, is_ready, literal(wanted.stage, Text) != func.all(_task.stages_done)]
     if wanted.labels:
-        said += [_task.labels.contains(dict(wanted.labels)), _task.labels != {}]
+        said += [_task.labels != {}, *(_task.labels.contains({name: value}) for name, value in wanted.labels)]
     if wanted.created_after is not None:
         said.append(_task.created_at >= wanted.created_after)
     if wanted.created_before is not None:

@@ -199,6 +199,8 @@ def read_query(request: Request, known: Mapping[str, Member]) -> dict[str, Any]:
             raise malformed(f"the parameter {name} must be {known[name].description}")
         if known[name].repeatable:
             given.setdefault(name, []).append(value)
+            if len(given[name]) > LABELS:
+                raise malformed(f"the parameter {name} is given more than {LABELS} times")
         else:
             given[name] = value
     return given

@@ -201,11 +201,7 @@ def _full(what: str) -> Problem:
 
 def _filter(asked: Mapping[str, Any], pipelines: Collection[str] | None = None) -> Filter:
     """What the parameters of a query, which are valid, ask for, of the ``pipelines`` that the caller may see."""
-    labels: dict[str, str] = {}
-    for label in asked.get("label", ()):
-        name, _, value = label.partition(":")
-        if labels.setdefault(name, value) != value:
-            raise malformed(f"the label {name} is asked for with two values; no task has both")
+    labels = [(name, value) for name, _, value in (label.partition(":") for label in asked.get("label", ()))]
     since, before = (
         parse_rfc3339(unspaced(asked[name])) if name in asked else None for name in ("created_after", "created_before")
     )

@@ -306,7 +306,6 @@ async def test_a_list_goes_on_at_its_cursor_and_names_what_is_wrong(command: Com
     for wrong in (
         ("--cursor", cursor),
         ("--label", "team"),
-        ("--label", "a=1", "--label", "a=2"),
         ("--after", "yesterday"),
     ):
         assert wrong[0] in (await command("task", "list", *wrong, code=2)).err
