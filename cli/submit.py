@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import io
 import json
+import os
+import stat
 import sys
 import threading
 import uuid
@@ -17,6 +19,7 @@ import click
 
 from ..client import AsyncClient, Refused, Submitted
 from ..client.address import Address
+from ..client.batch import LINES
 from ..client.new_task import Urgency
 from ..core.backoff import Pause
 from ..core.errors import AccessError, SettingsError, UnreachableError
@@ -25,7 +28,7 @@ from ..core.priority import WORDS
 from .options import options, read_settings
 
 BATCH = 200
-"""Lines in one request, and lines read at a time: who types them need not type many more before they are sent."""
+"""Lines in one request, and lines read at a time, where they may come slowly: few are to wait for others."""
 
 
 @dataclass(slots=True)
@@ -112,7 +115,9 @@ def submit_command(
     tally = Tally()
     outage = Outage(url)
     source: Iterable[bytes] = file
+    batch = BATCH
     if isinstance(file, io.BufferedReader):
+        batch = LINES if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else BATCH
         # A reader of our own: the interpreter cannot end while a thread waits in that of sys.stdin.
         source = io.BufferedReader(io.FileIO(file.fileno(), closefd=False))
 
@@ -125,7 +130,7 @@ def submit_command(
             bar = progress.add_task("submit", total=None)
             async with AsyncClient(url, token=key or None, patience=patience, on_wait=outage) as client:
                 outcomes = client.submit_many(
-                    pipeline, _lines(source), run=name, batch=BATCH,
+                    pipeline, _lines(source, batch), run=name, batch=batch,
                     not_before=not_before, deadline=deadline, priority=priority,
                 )  # fmt: skip
                 async with aclosing(outcomes):
@@ -158,10 +163,10 @@ def _report(tally: Tally) -> None:
     click.echo(json.dumps(counts))
 
 
-async def _lines(source: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """The lines of ``source``, which are read in a thread."""
+async def _lines(source: Iterable[bytes], batch: int) -> AsyncIterator[bytes]:
+    """The lines of ``source``, which are read in a thread, ``batch`` at a time."""
     lines = iter(source)
-    while group := await _aside(lambda: list(islice(lines, BATCH))):
+    while group := await _aside(lambda: list(islice(lines, batch))):
         for line in group:
             yield line
 

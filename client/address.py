@@ -20,7 +20,7 @@ class Address:
             raise SettingsError(f"{_without_user(url)!r} is not of the form http://host:port")
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise SettingsError("a token is printable ASCII without blanks")
-        self.url = url.rstrip("/")
+        self.url = f"{parts.scheme}{url[len(parts.scheme) :].rstrip('/')}"
         self._token = token
 
     def __str__(self) -> str:

@@ -92,20 +92,20 @@ class AsyncClient:
         """
         defaults = NewTask(None, None, None, labels, not_before, deadline, priority).members()
         gatherer = Gatherer(pipeline, run or uuid.uuid4().hex, defaults, lines=batch)
-        # A place is free again when the answers of its request have been taken, not when they have come.
+        # A place is free again when the answers of its request have been taken, not when they have come. The next lines
+        # are gathered before: answers tend to come together, since requests share commits, and then nobody would work.
         places = asyncio.Semaphore(REQUESTS)
         sending: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue()
         requests: set[asyncio.Task[list[Outcome]]] = set()
 
         async def begin(group: Group) -> None:
+            await places.acquire()
             request = asyncio.create_task(self._talk(send(group, self._patience)))
             requests.add(request)
             sending.put_nowait(request)
-            await places.acquire()
 
         async def gather() -> None:
             try:
-                await places.acquire()
                 async with aclosing(_each(items)) as each:
                     async for item in each:
                         if gatherer.add(item):

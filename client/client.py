@@ -100,7 +100,7 @@ class Client:
         An item is a payload; or a ``NewTask``, which has more; or ``bytes``, a line of NDJSON like those that
         ``postroad submit`` reads (blank ones are passed over). The keyword arguments are for those that have none of
         their own. Nothing is sent before the first answer is asked for, and no more is read than has room in the
-        requests under way: ``batch`` lines in each, or a mebibyte.
+        requests under way, and the next one: ``batch`` lines in each, or a mebibyte.
 
         An item with neither key nor id is given a key of ``run`` and its number, so that with the same ``run`` the
         same items may be submitted again after an interruption.

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -28,7 +29,9 @@ from postroad.client import (
     UnansweredError,
     UnknownTaskError,
     calls,
+    transport,
 )
+from postroad.client.address import Address
 from postroad.client.batch import BYTES, Gatherer, Group, Line, send
 from postroad.client.exchange import Answer, Lost, Open, Pause, Read, Reply, Request
 from postroad.client.journey import EventStream, follow
@@ -506,6 +509,16 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters() -> None:
 
     assert methods(Client) == methods(AsyncClient)
     assert set(methods(Client)) == {"close", "submit", "submit_many", "task", "wait", "follow", "cancel", "retry"}
+
+
+def test_where_there_is_tls_certificates_are_checked() -> None:
+    own = ssl.create_default_context()
+
+    def verify(url: str, tls: ssl.SSLContext | None = None) -> object:
+        return transport.options(Address(url), tls)["verify"]
+
+    assert [verify(url) for url in ("http://door", "https://door", "HTTPS://door")] == [False, True, True]
+    assert verify("https://door", own) is own
 
 
 def test_what_is_secret_is_not_shown() -> None:
