@@ -68,6 +68,7 @@ def _faults(body: Mapping[str, Any]) -> dict[str, str]:
     faults: dict[str, str] = {}
     errors = body.get("errors")
     for error in errors if isinstance(errors, list) else ():
-        pointer = unquote(str(error.get("pointer", "")).removeprefix("#"))
-        faults[pointer] = f"{faults[pointer]}, {error.get('detail')}" if pointer in faults else str(error.get("detail"))
+        if isinstance(error, dict):
+            pointer, detail = unquote(str(error.get("pointer", "")).removeprefix("#")), str(error.get("detail", ""))
+            faults[pointer] = f"{faults[pointer]}, {detail}" if pointer in faults else detail
     return faults

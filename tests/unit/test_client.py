@@ -207,7 +207,7 @@ def test_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
 def test_an_error_is_raised_at_once_and_says_what_is_wrong(
     status: int, kind: type[IntakeError], also: type[Exception]
 ) -> None:
-    errors = [{"pointer": "#/labels/a%20b", "detail": "too long"}, {"pointer": "#/payload", "detail": "none"}]
+    errors = [{"pointer": "#/labels/a%20b", "detail": "too long"}, {"pointer": "#/payload", "detail": "none"}, 7]
     stage = Stage([problem(status, errors=errors)])
 
     with pytest.raises(kind) as raised:
@@ -522,11 +522,20 @@ def test_where_there_is_tls_certificates_are_checked() -> None:
 
 
 def test_what_is_secret_is_not_shown() -> None:
-    with Client("http://ada:hidden@door/", token="hidden") as client:
-        assert repr(client) == "Client('http://***@door', token='***')"
-        assert "hidden" not in repr(AsyncClient("http://door", token="hidden"))
+    with Client("http://door/", token="hidden") as client:
+        assert repr(client) == "Client('http://door', token='***')"
+    assert repr(AsyncClient("http://ada:hidden@door:80/a/")) == "AsyncClient('http://door:80/a', token='***')"
+    assert repr(AsyncClient("http://door")) == "AsyncClient('http://door')"
+    assert Address("http://ada:p%40ss@door").headers == {"Authorization": "Basic YWRhOnBAc3M="}
+    assert Address("http://door", "t").headers == {"Authorization": "Bearer t"}
 
-    for url, token in (("http://door", "hidden\n"), ("ftp://ada:hidden@door", None), ("http://door", "hidden hidden")):
+    for url, token in (
+        ("http://door", "hidden\n"),
+        ("http://door", "hidden hidden"),
+        ("ftp://ada:hidden@door", None),
+        ("ada:hidden@door", None),
+        ("http://ada:hidden@door", "hidden"),
+    ):
         with pytest.raises(SettingsError) as raised:
             Client(url, token=token)
         assert "hidden" not in str(raised.value)
