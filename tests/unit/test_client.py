@@ -470,6 +470,20 @@ def test_lines_that_are_always_too_fast_end_with_patience() -> None:
         stage.play(send(group, stage.patience))
 
 
+def test_patience_is_for_what_does_not_go_on_at_all() -> None:
+    (group,) = gathered(range(10))
+    batches = [batch_answer(202, *[429] * left, retry_after="5") for left in range(9, -1, -1)]
+    stage = Stage(batches, seconds=12)
+    assert len(stage.play(send(group, stage.patience))) == 10
+    assert stage.now >= 45
+
+    stage = Stage([STREAM, b"", task(), journey()], seconds=0.4)
+    for number in range(20):
+        stage.replies[:0] = [STREAM, sse(event(number, "X")), b"", task("in_progress"), journey()]
+    stage.play(follow(ID, stage.patience))
+    assert positions(stage.came) == list(range(19, -1, -1))
+
+
 def test_a_request_that_is_too_large_is_sent_in_parts() -> None:
     (group,) = gathered([1, 2, 3])
     too_large = problem(413)
