@@ -1009,7 +1009,7 @@ async def test_what_redis_loses_at_once_is_not_asked_for_again_and_again(
 ) -> None:
     """A Redis that evicts loses what was restored as soon as it is there; meanwhile the outbox must not fill up."""
     # Who has been left alone for twice as long begins anew; a busy machine takes its time between two looks.
-    monkeypatch.setattr(module, "LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.4)
     post = lossy_post
     accepted = [await post.road.accept(FORK) for _ in range(3)]
     async with relaying(post.settings):
