@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from functools import partialmethod
@@ -27,6 +28,10 @@ import pytest
 from postroad.core.servers import Postgres, Servers, Valkey
 from postroad.core.settings import Settings
 from postroad.testing.places import fresh_database, fresh_prefix, template
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Who is started in the background of a script is told to ignore it, and so would be all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOLDERS = ("unit", "integration", "acceptance", "faults")
 NEED_SERVERS = {"servers", "database", "prefix", "settings", "own_postgres", "own_valkey"}

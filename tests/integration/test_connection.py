@@ -233,7 +233,7 @@ async def test_also_one_that_is_a_fault_of_ours(
     async def fail(*_: Any) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("postroad.intake.app.find_task", fail)
+    monkeypatch.setattr("postroad.intake.views.find_task", fail)
     app = create_app(settings)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with (
