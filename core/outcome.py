@@ -4,6 +4,7 @@ Returning is ``Completed``. The other three are exceptions, since a handler rais
 runner turns them into values, and any other exception into a ``Retry``.
 """
 
+import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -56,11 +57,16 @@ Outcome = Completed | Retry | Snooze | Reject
 class Handed:
     """The work was handed to a service, which will report how it ended, within ``within``.
 
-    ``lease`` is the SHA-256 of the token by which it does. Only postroad itself makes one.
+    ``lease`` stands for the token by which it does. Only postroad itself makes one.
     """
 
     lease: bytes
     within: timedelta
+
+
+def lease_of(token: str) -> bytes:
+    """What Postgres keeps of a token, its SHA-256: who can read it there cannot report by it."""
+    return hashlib.sha256(token.encode()).digest()
 
 
 LONGEST_DELAY = timedelta(days=365)

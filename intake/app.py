@@ -86,6 +86,7 @@ def create_app(settings: Settings) -> Starlette:
         _, late = await asyncio.wait(beside, timeout=CLEAN_UP)
         for task in late:
             task.cancel()
+        await watch.close()
         await door.close()
         await pressure.aclose()
         await quota.aclose()

@@ -1,6 +1,5 @@
 """Hear from services how the work ended that was handed to them."""
 
-import hashlib
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..core.database import Statements
 from ..core.errors import NotFoundError, RefusedError
 from ..core.jsontext import encode
+from ..core.outcome import lease_of
 
 
 async def report(connection: AsyncConnection, token: str, answer: dict[str, Any], schema: str) -> tuple[str, bool]:
@@ -48,8 +48,7 @@ async def extend(connection: AsyncConnection, token: str, within: timedelta, sch
 
 
 async def _hold(connection: AsyncConnection, token: str, schema: str) -> tuple[bytes, Row[Any]]:
-    # Kept as its digest: who can read it in the table cannot report by it.
-    lease = hashlib.sha256(token.encode()).digest()
+    lease = lease_of(token)
     sql = Statements(__package__ or "", schema)
     await connection.exec_driver_sql(sql["hold_lease"], {"lease": lease})
     row = (await connection.exec_driver_sql(sql["lease"], {"lease": lease})).one_or_none()

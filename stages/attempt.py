@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import math
 import secrets
@@ -18,7 +17,7 @@ from ..core.backoff import Pause
 from ..core.database import is_transient, lost_connection
 from ..core.errors import first_line
 from ..core.jsontext import encode
-from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry
+from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry, lease_of
 from ..core.pipeline import Stage
 from ..core.task import Task
 from .ledger import Attempt, Kind, Ledger, Settled, Work
@@ -163,11 +162,6 @@ class Attempts:
             refused = Reject(f"its outcome cannot be stored: {first_line(refusal)}")
         attempt = Attempt(self._stage, work, refused, started_at, is_counted=is_counted)
         return await persist("committing", lambda: self._ledger.commit(attempt))
-
-
-def lease_of(token: str) -> bytes:
-    """What Postgres keeps of a token: who can read it there cannot report by it."""
-    return hashlib.sha256(token.encode()).digest()
 
 
 def reported(answer: Mapping[str, Any]) -> Outcome:

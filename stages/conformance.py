@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -104,15 +105,16 @@ class _Came:
     """Of an attempt that is done: what a repeat must be like."""
 
 
-class _Conformance:
+class _Conformance(ABC):
     """The cases that services and programs have in common."""
 
     def __init__(self, stage: Stage, work: Work) -> None:
         self._stage = stage
         self._work = work
 
+    @abstractmethod
     async def _attempt(self, task: Task) -> _Came:
-        raise NotImplementedError
+        """Have the work of ``task`` done once."""
 
     async def _common(self) -> AsyncIterator[Check]:
         """The cases about the work itself, the good delivery first."""

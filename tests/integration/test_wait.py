@@ -234,3 +234,24 @@ async def test_a_server_that_stops_answers_who_waits(settings: Settings, road: R
         client._transport.app.state.stop()  # type: ignore[attr-defined]
 
         assert (await waiting).json()["status"] == "pending"
+
+
+async def test_when_the_app_ends_nobody_waits_any_more_and_postgres_is_not_asked(
+    settings: Settings, road: Road
+) -> None:
+    """Also under a server that does not call ``state.stop()``: a look that went on would outlive its connections."""
+    app = create_app(settings)
+    watch: Watch = app.state.stop.__self__
+    task_id = await road.accept()
+
+    async with app.router.lifespan_context(app):
+        waiting = asyncio.create_task(watch.ended(task_id, within=LONG))
+        await until(lambda: _looks(watch))
+
+    async with asyncio.timeout(5):
+        assert await waiting is False
+    assert not await _looks(watch)
+
+
+async def _looks(watch: Watch) -> bool:
+    return watch._looking is not None and not watch._looking.done()
