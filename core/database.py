@@ -48,7 +48,7 @@ SCHEMA = "postroad"
 """The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
 
 
-REVISION = "0006"
+REVISION = "0007"
 """The revision of our tables that this code needs: the newest migration."""
 
 

@@ -1,4 +1,4 @@
--- Accept tasks, by the function that accepts them for everybody: see migrations/versions/0003_submit.sql.
+-- Accept tasks, by the function that accepts them for everybody: see migrations/versions/0007_accept.sql.
 -- Parameters, arrays of one length: task_id uuid[], is_own boolean[] (the client chose the id), pipeline text[],
 -- payload text[] (JSON), labels text[] (JSON), key text[] (null: none), traceparent text[], not_before timestamptz[] and
 -- deadline timestamptz[] (null: none), priority smallint[] (2 high, 1 normal, 0 low), submitted_by text[] (null: nobody

@@ -88,6 +88,15 @@ async def test_the_same_request_is_a_replay_after_its_deadline_too(door: Door) -
     problem(other, 422, "key-reused")
 
 
+async def test_a_moment_is_not_the_same_content_as_another_member(door: Door) -> None:
+    moment = ahead(600).isoformat()
+    await door.submit("before", not_before=moment)
+    await door.submit("until", deadline=moment)
+
+    problem(await door.submit("before", deadline=moment), 422, "key-reused")
+    problem(await door.submit("until", not_before=moment), 422, "key-reused")
+
+
 # Not before
 
 
