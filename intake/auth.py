@@ -10,6 +10,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .endpoint import Endpoint
 from .keyring import ANYBODY, Caller, Keyring
@@ -33,7 +34,7 @@ class Guard:
         handle = endpoint.handle
         if endpoint.scope:
             handle = self._protect(handle, endpoint.scope, counts_lines=endpoint.counts_lines)
-        return Route(endpoint.path, handle, methods=[endpoint.method], name=endpoint.name)
+        return Route(endpoint.path, _asgi(handle), methods=[endpoint.method], name=endpoint.name)
 
     def _protect(self, handler: Handler, scope: str, *, counts_lines: bool) -> Handler:
         """``handler`` for those whose key has ``scope``.
@@ -95,6 +96,17 @@ def forbidden(caller: Caller, pipeline: str) -> Problem:
     return Problem(
         HTTPStatus.FORBIDDEN, "forbidden", f"the key {caller.name!r} is not good for the pipeline {pipeline[:63]!r}"
     )
+
+
+def _asgi(handler: Handler) -> ASGIApp:
+    """``handler`` as an application: a function would be wrapped once more to catch what is caught further out."""
+
+    class Answering:
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            response = await handler(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+    return Answering()
 
 
 def _lacks(caller: Caller, scope: str) -> Problem:

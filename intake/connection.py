@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .problems import MEDIA_TYPE, Problem, overloaded
-from .shield import HEAD, HEADERS, secured, too_large_head, too_late
+from .shield import HEAD, HEADERS, IS_WHOLE, secured, too_large_head, too_late
 
 PROBES = ("/livez", "/readyz")
 """What is answered however many connections there are: nobody is to restart us for being busy."""
@@ -55,6 +55,8 @@ def limited(protocol: type[Any], *, within: timedelta, most: int) -> type[Any]:
             if self._is_refused:
                 return
             super().data_received(data)
+            if self.cycle is not None and not self.cycle.more_body:
+                self.cycle.scope[IS_WHOLE] = True
             if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
                 self._forget()
                 return

@@ -15,7 +15,9 @@ def preferred_wait(request: Request) -> int | None:
 
     Of several the first holds; what is not understood is ignored, as the RFC has it.
     """
-    preferences = ",".join(request.headers.getlist("prefer")).split(",")
+    if not (given := request.headers.getlist("prefer")):
+        return None
+    preferences = ",".join(given).split(",")
     waits = [match for match in map(_WAIT.fullmatch, preferences) if match]
     return min(int(waits[0][1]), LONGEST_WAIT) if waits else None
 

@@ -54,17 +54,16 @@ async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
             f"send Content-Type: {media_type}, not {given or 'none'}",
             headers={"Accept-Post": media_type},
         )
-    too_large = _too_large(f"the body has more than {limit:,} bytes")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > limit:  # int() refuses thousands of digits
-        raise too_large
+        raise _too_large(f"the body has more than {limit:,} bytes")
     chunks: list[bytes] = []
     size = 0
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size > limit:
-                raise too_large
+                raise _too_large(f"the body has more than {limit:,} bytes")
             chunks.append(chunk)
     except ClientDisconnect as error:
         raise malformed("the connection ended before the body did") from error

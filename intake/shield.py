@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from http import HTTPStatus
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .problems import Problem
@@ -24,6 +23,12 @@ HEADERS: Mapping[str, str] = {
 }
 """What every answer has that does not say otherwise: it is for programs, and for the one who asked."""
 
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+IS_WHOLE = "postroad.is_whole"
+"""In the scope of a request whose body is there already: nobody need wait for it, and no clock need be set."""
+
 
 class Shield:
     """The middleware around all endpoints. ``within`` is how long a body may take to begin with."""
@@ -38,7 +43,7 @@ class Shield:
             await self._app(scope, receive, send)
             return
         app = too_large_head().response() if head_size(scope) > HEAD else self._app
-        await app(scope, self._timed(receive), secured(send))
+        await app(scope, receive if scope.get(IS_WHOLE) else self._timed(receive), secured(send))
 
     def _timed(self, receive: Receive) -> Receive:
         latest = asyncio.get_running_loop().time() + self._within
@@ -65,9 +70,8 @@ def secured(send: Send) -> Send:
 
     async def send_secured(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
+            given = {name for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(header for header in _HEADERS if header[0] not in given)]
         await send(message)
 
     return send_secured
