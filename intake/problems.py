@@ -16,7 +16,10 @@ MEDIA_TYPE = "application/problem+json"
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
-"""Kinds that draft-ietf-httpapi-ratelimit-headers defines for everybody."""
+"""Kinds that draft-ietf-httpapi-ratelimit-headers-11 defines for everybody."""
+
+TITLES = {QUOTA_EXCEEDED: "Quota Exceeded", REDUCED_CAPACITY: "Temporary Reduced Capacity"}
+"""Their titles; our own kinds have that of their status."""
 
 FAULTS = 20
 """The first so many faults of a request are named: more would make the answer larger than the request."""
@@ -45,7 +48,7 @@ class Problem(Exception):
         """The problem as the JSON object that is sent."""
         body: dict[str, Any] = {
             "type": self.slug if self.slug.startswith("https://") else f"/problems/{self.slug}",
-            "title": self.status.phrase,
+            "title": TITLES.get(self.slug, self.status.phrase),
             "status": int(self.status),
             "detail": self.detail,
         }

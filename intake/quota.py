@@ -1,6 +1,6 @@
 """The rate of a key: over all processes of the intake, and in the fields that tell a client of it.
 
-The fields are those of draft-ietf-httpapi-ratelimit-headers-10.
+The fields are those of draft-ietf-httpapi-ratelimit-headers-11.
 """
 
 import asyncio
@@ -79,13 +79,14 @@ class Quota:
 def fields(rate: Rate, grant: Grant) -> Mapping[str, str]:
     """What an answer says of a rate: how much of it there is, and how much is left.
 
-    ``q`` is what may come at once after a rest, ``w`` the seconds in which as much comes back, both whole: where they
-    cannot say the rate exactly they understate it. ``t`` is in how many seconds there is more than ``r``.
+    ``q`` is what may come at once after a rest, ``w`` the seconds in which as much comes back. Within ``t`` seconds no
+    more than ``r`` should come: whoever spreads ``r`` over them keeps to the rate, however large the burst is; if ``r``
+    is 0 there is one then. All are whole: where they cannot say the rate exactly they understate it.
     """
-    window = max(1, math.ceil(rate.burst / rate.per_second - 1e-9))
+    effective = grant.wait or max(1, grant.left) / rate.per_second
     return {
-        "RateLimit-Policy": f'"{POLICY}";q={rate.burst};w={window}',
-        "RateLimit": f'"{POLICY}";r={grant.left};t={_seconds(grant.wait or 1 / rate.per_second)}',
+        "RateLimit-Policy": f'"{POLICY}";q={rate.burst};w={_seconds(rate.burst / rate.per_second)}',
+        "RateLimit": f'"{POLICY}";r={grant.left};t={_seconds(effective)}',
     }
 
 

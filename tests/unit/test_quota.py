@@ -7,6 +7,7 @@ from postroad.core.errors import DeclarationError
 from postroad.core.rate import Rate
 from postroad.intake.keyring import Caller
 from postroad.intake.keys import rate_of
+from postroad.intake.problems import exceeded, malformed, overloaded
 from postroad.intake.quota import fields, refusal
 
 
@@ -35,10 +36,27 @@ def test_what_is_no_rate_is_refused(rate: str, burst: int | None) -> None:
         rate_of(rate, burst)
 
 
-def test_what_is_left_is_told_with_the_time_until_there_is_more() -> None:
-    assert fields(Rate(100, 100), Grant(1, left=42))["RateLimit"] == '"key";r=42;t=1'
-    assert fields(Rate(1 / 60, 5), Grant(1, left=4))["RateLimit"] == '"key";r=4;t=60'
-    assert fields(Rate(1 / 60, 5), Grant(0, wait=12.3))["RateLimit"] == '"key";r=0;t=13'
+@pytest.mark.parametrize(
+    ("rate", "grant", "limit"),
+    [
+        (Rate(100, 100), Grant(1, left=42), "r=42;t=1"),
+        (Rate(100, 500), Grant(1, left=499), "r=499;t=5"),
+        (Rate(1 / 60, 5), Grant(1, left=4), "r=4;t=240"),
+        (Rate(1 / 60, 5), Grant(1, left=0), "r=0;t=60"),
+        (Rate(1 / 60, 5), Grant(0, wait=12.3), "r=0;t=13"),
+    ],
+)
+def test_what_is_left_is_told_with_the_time_within_which_no_more_should_come(
+    rate: Rate, grant: Grant, limit: str
+) -> None:
+    assert fields(rate, grant)["RateLimit"] == f'"key";{limit}'
+
+
+def test_kinds_of_problems_that_are_not_ours_have_their_own_titles() -> None:
+    slow, full = exceeded("key", "no", after=1), overloaded("outbox-age", "no", after=1)
+
+    assert [slow.body()["title"], full.body()["title"]] == ["Quota Exceeded", "Temporary Reduced Capacity"]
+    assert malformed("no").body()["title"] == "Bad Request"
 
 
 @pytest.mark.parametrize(
