@@ -1,6 +1,7 @@
 """Every error that postroad raises, one branch for each thing that a caller can do about it."""
 
 from collections.abc import Mapping
+from typing import Self
 
 
 class PostroadError(Exception):
@@ -53,10 +54,18 @@ class UnstorableError(PostroadError, ValueError):
     """
 
     def __init__(self, detail: str, pointer: str = "", *, malformed: bool = False) -> None:
-        super().__init__(f"{detail} (at {pointer})" if pointer else detail)
+        super().__init__(detail)
         self.detail = detail
         self.pointer = pointer
         self.malformed = malformed
+
+    def __str__(self) -> str:
+        return f"{self.detail} (at {self.pointer})" if self.pointer else self.detail
+
+    def within(self, name: str | int) -> Self:
+        """The same error, of the value around the one at fault, in which that is ``name``."""
+        self.pointer = f"/{str(name).replace('~', '~0').replace('/', '~1')}{self.pointer}"
+        return self
 
 
 class UnreachableError(PostroadError, ConnectionError):

@@ -33,7 +33,7 @@ def decode(text: bytes) -> Any:
             f"the body is no JSON: {error.msg} in line {error.lineno}, column {error.colno}", malformed=True
         ) from error
     except RecursionError as error:
-        raise UnstorableError(f"nested deeper than {DEEPEST} levels") from error
+        raise _too_deep() from error
     check(value)
     return value
 
@@ -91,44 +91,62 @@ def encode(value: Any) -> str:
         raise UnstorableError(str(error)) from error
 
 
-def check(value: Any, pointer: str = "", depth: int = 0) -> None:
+def check(value: Any) -> None:
     """Raise ``UnstorableError`` unless ``value`` is made of JSON types that ``jsonb`` keeps as they are."""
+    try:
+        _check(value, DEEPEST)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _check(value: Any, levels: int) -> None:
+    """The same. Raises ``RecursionError`` for more than so many levels.
+
+    Where a fault is, is only put together on the way out: names may be long, and there may be many values in them.
+    """
     if isinstance(value, str):
-        _check_string(value, pointer)
+        _check_string(value)
     elif value is None or isinstance(value, bool | int):
         if isinstance(value, int) and value.bit_length() > 1024:
-            raise UnstorableError("a number is larger than 2^1024", pointer)
+            raise UnstorableError("a number is larger than 2^1024")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise UnstorableError("a number is not finite, or too large for a double", pointer)
-    elif depth >= DEEPEST:
-        raise UnstorableError(f"nested deeper than {DEEPEST} levels", pointer[:60])
-    elif isinstance(value, dict):
-        if isinstance(value, _Ambiguous):
-            raise UnstorableError(f"an object has two members named {value.doubled[:60]!r}", pointer)
-        for key, member in value.items():
-            if not isinstance(key, str):
-                raise UnstorableError(f"the name of a member is {type(key).__name__}, not a string", pointer)
-            _check_string(key, pointer)
-            check(member, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for position, member in enumerate(value):
-            check(member, f"{pointer}/{position}", depth + 1)
+            raise UnstorableError("a number is not finite, or too large for a double")
+    elif not isinstance(value, dict | list | tuple):
+        raise UnstorableError(f"a {type(value).__name__} is no JSON value")
+    elif not levels:
+        raise RecursionError
     else:
-        raise UnstorableError(f"a {type(value).__name__} is no JSON value", pointer)
+        if isinstance(value, dict):
+            _check_names(value)
+        name: str | int
+        for name, member in value.items() if isinstance(value, dict) else enumerate(value):
+            try:
+                _check(member, levels - 1)
+            except UnstorableError as error:
+                raise error.within(name) from None
 
 
-def _check_string(text: str, pointer: str) -> None:
+def _check_names(value: dict[Any, Any]) -> None:
+    if isinstance(value, _Ambiguous):
+        raise UnstorableError(f"an object has two members named {value.doubled[:60]!r}")
+    for name in value:
+        if not isinstance(name, str):
+            raise UnstorableError(f"the name of a member is {type(name).__name__}, not a string")
+        _check_string(name)
+
+
+def _check_string(text: str) -> None:
     if text.isascii():
         if "\x00" in text:
-            raise UnstorableError(r"Postgres cannot keep the character \u0000", pointer)
+            raise UnstorableError(r"Postgres cannot keep the character \u0000")
         return
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise UnstorableError("a string holds one half of a surrogate pair", pointer) from None
+        raise UnstorableError("a string holds one half of a surrogate pair") from None
     if "\x00" in text:
-        raise UnstorableError(r"Postgres cannot keep the character \u0000", pointer)
+        raise UnstorableError(r"Postgres cannot keep the character \u0000")
 
 
 class _Ambiguous(dict[str, Any]):
@@ -143,6 +161,11 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = _Ambiguous(members)
         members.doubled = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
     return members
+
+
+def _too_deep() -> UnstorableError:
+    # Without its place: the parser does not know it either, if it gives up.
+    return UnstorableError(f"nested deeper than {DEEPEST} levels")
 
 
 def _refuse_constant(name: str) -> Any:

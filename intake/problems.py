@@ -24,6 +24,9 @@ TITLES = {QUOTA_EXCEEDED: "Quota Exceeded", REDUCED_CAPACITY: "Temporary Reduced
 FAULTS = 20
 """The first so many faults of a request are named: more would make the answer larger than the request."""
 
+LONGEST_POINTER = 200
+"""Characters of a pointer in an answer: the names in a body may be as large as the body."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -55,7 +58,7 @@ class Problem(Exception):
         if self.faults:
             body["errors"] = [
                 # As the fragment of a URI (RFC 6901 §6).
-                {"detail": fault.detail, "pointer": f"#{quote(fault.pointer, safe='/~')}"}
+                {"detail": fault.detail, "pointer": f"#{quote(_near(fault.pointer), safe='/~')}"}
                 for fault in self.faults[:FAULTS]
             ]
         return body | dict(self.members)
@@ -63,6 +66,11 @@ class Problem(Exception):
     def response(self) -> Response:
         """The problem as an HTTP answer."""
         return JSONResponse(self.body(), int(self.status), headers=dict(self.headers), media_type=MEDIA_TYPE)
+
+
+def _near(pointer: str) -> str:
+    """``pointer``, or that of the nearest value around it that can be told."""
+    return pointer if len(pointer) <= LONGEST_POINTER else pointer[: LONGEST_POINTER + 1].rpartition("/")[0]
 
 
 def malformed(detail: str) -> Problem:

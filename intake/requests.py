@@ -270,4 +270,4 @@ def _too_large(detail: str) -> Problem:
 
 
 def _escaped(name: str) -> str:
-    return name[:60].replace("~", "~0").replace("/", "~1")
+    return name.replace("~", "~0").replace("/", "~1")

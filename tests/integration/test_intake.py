@@ -1,7 +1,6 @@
 """The HTTP door on a real Postgres: what is accepted, what is refused, and that what is refused leaves nothing."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -81,16 +80,6 @@ async def traces(road: Road) -> set[tuple[str, ...]]:
         "select trace_id, task.traceparent, o.traceparent from postroad.task join postroad.outbox o using (task_id)"
     )
     return {(trace, own[3:35], event[3:35]) for trace, own, event in await road.ask(statement)}
-
-
-async def test_a_payload_comes_back_as_it_went_in(door: Door, subtests: pytest.Subtests) -> None:
-    text = "\x01\x7f \u00e9 \u4e2d \U0001f40e \ufffe"
-    payloads: list[Any] = [None, False, 0, "", [], {}, 1.5e300, -(2**1023), text, {"": {"a/b~c": [[], {}]}}]
-    for payload in payloads:
-        with subtests.test(payload=payload):
-            accepted = await door.submit(payload=payload)
-            shown = await door.client.get(accepted.headers["location"])
-            assert json.loads(shown.text, parse_int=float)["payload"] == payload
 
 
 async def test_media_types_may_have_parameters_and_any_case(door: Door) -> None:
@@ -272,68 +261,34 @@ async def test_a_task_id_that_comes_twice_at_once_is_one_task(door: Door) -> Non
 # Bad input
 
 
-DEEP = b'{"pipeline":"travel","payload":' + b"[" * 5000 + b"]" * 5000 + b"}"
-
-BAD_BODIES: dict[str, tuple[bytes, int, list[str] | None]] = {
-    "empty": (b"", 400, []),
-    "blank": (b" \r\n\t", 400, []),
-    "broken": (b'{"pipeline":"travel","payload":', 400, []),
-    "two documents": (b'{"pipeline":"travel","payload":1}{}', 400, []),
-    "single quotes": (b"{'pipeline':'travel','payload':1}", 400, []),
-    "trailing comma": (b'{"pipeline":"travel","payload":1,}', 400, []),
-    "raw control character": (b'{"pipeline":"travel","payload":"\n"}', 400, []),
-    "raw NUL": (b'{"pipeline":"travel","payload":"\x00"}', 400, []),
-    "invalid UTF-8": (b'{"pipeline":"travel","payload":"\xff"}', 400, []),
-    "encoded surrogate": (b'{"pipeline":"travel","payload":"\xed\xa0\x80"}', 400, []),
-    "byte order mark": (b'\xef\xbb\xbf{"pipeline":"travel","payload":1}', 400, []),
-    "UTF-16": ('{"pipeline":"travel","payload":1}'.encode("utf-16"), 400, []),
-    "NaN": (b'{"pipeline":"travel","payload":NaN}', 400, []),
-    "Infinity": (b'{"pipeline":"travel","payload":[-Infinity]}', 400, []),
-    "1e999": (b'{"pipeline":"travel","payload":{"n":[0,1e999]}}', 422, ["#/payload/n/1"]),
-    "2^1024": (b'{"pipeline":"travel","payload":%d}' % 2**1024, 422, ["#/payload"]),
-    "5,000 digits": (b'{"pipeline":"travel","payload":[%s]}' % (b"7" * 5000), 422, ["#/payload/0"]),
-    "NUL": (rb'{"pipeline":"travel","payload":{"a":"\u0000"}}', 422, ["#/payload/a"]),
-    "NUL in a name": (rb'{"pipeline":"travel","payload":{"\u0000":1}}', 422, ["#/payload"]),
-    "lone surrogate": (rb'{"pipeline":"travel","payload":["\ud800"]}', 422, ["#/payload/0"]),
-    "reversed surrogates": (rb'{"pipeline":"travel","payload":"\udc00\ud800"}', 422, ["#/payload"]),
-    "lone surrogate in a name": (rb'{"pipeline":"travel","payload":{"\udead":1}}', 422, ["#/payload"]),
-    "two members of a name": (b'{"pipeline":"travel","payload":{"a":[{"b":1,"b":1}]}}', 422, ["#/payload/a/0"]),
-    "two payloads": (b'{"pipeline":"travel","payload":1,"payload":1}', 422, ["#"]),
-    "5,000 levels": (DEEP, 422, ["#"]),
-    "100 levels": (b'{"pipeline":"travel","payload":' + b"[" * 100 + b"]" * 100 + b"}", 422, None),
-    "a million levels": (b"[" * 1_000_000, 422, ["#"]),
-    "no object": (b"[]", 422, ["#"]),
-    "null": (b"null", 422, ["#"]),
-    "no members": (b"{}", 422, ["#/pipeline", "#/payload"]),
-    "no payload": (b'{"pipeline":"travel"}', 422, ["#/payload"]),
-    "pipeline of a wrong type": (b'{"pipeline":["travel"],"payload":1}', 422, ["#/pipeline"]),
-    "empty pipeline": (b'{"pipeline":"","payload":1}', 422, ["#/pipeline"]),
-    "unknown pipeline": (b'{"pipeline":"voyage","payload":1}', 422, ["#/pipeline"]),
-    "pipeline of another case": (b'{"pipeline":"Travel","payload":1}', 422, ["#/pipeline"]),
-    "endless pipeline": (b'{"pipeline":"%s","payload":1}' % (b"x" * 500_000), 422, ["#/pipeline"]),
-    "NUL in the pipeline": (rb'{"pipeline":"travel\u0000","payload":1}', 422, ["#/pipeline"]),
-    "unknown member": (raw(line(urgency=1)), 422, ["#/urgency"]),
-    "priority that is a number": (raw(line(priority=1)), 422, ["#/priority"]),
-    "priority that is none": (raw(line(priority="High")), 422, ["#/priority"]),
-    "priority of a pipeline that has none": (raw(line(priority="low")), 422, ["#/priority"]),
-    "key in the body": (raw(line(idempotency_key="k")), 422, ["#/idempotency_key"]),
-    "unknown member to be escaped": (raw(line(**{"a/b~c é%": 1})), 422, ["#/a~1b~0c%20%C3%A9%25"]),
-    "task_id of a wrong type": (raw(line(task_id=7)), 422, ["#/task_id"]),
-    "task_id that is none": (raw(line(task_id="0" * 36)), 422, ["#/task_id"]),
-    "task_id without hyphens": (raw(line(task_id=uuid4().hex)), 422, ["#/task_id"]),
-    "task_id in braces": (raw(line(task_id=f"{{{str(uuid4())[:-2]}}}")), 422, ["#/task_id"]),
-    "task_id with hyphens elsewhere": (raw(line(task_id="01890a5dac96774bbcceb302099a8057----")), 422, ["#/task_id"]),
-    "task_id in other digits": (raw(line(task_id="٠" * 8 + "-0000-0000-0000-000000000001")), 422, ["#/task_id"]),
-    "labels of a wrong type": (raw(line(labels=["a"])), 422, ["#/labels"]),
-    "17 labels": (raw(line(labels={f"l{number}": "" for number in range(17)})), 422, ["#/labels"]),
-    "labels that are no strings": (raw(line(labels={"a": 1, "b": "", "c": None})), 422, ["#/labels/a", "#/labels/c"]),
-    "label without a name": (raw(line(labels={"": "x"})), 422, ["#/labels/"]),
-    "label of a bad name": (raw(line(labels={"a b": "x", "c/d": "x"})), 422, ["#/labels/a%20b", "#/labels/c~1d"]),
-    "label of a long name": (raw(line(labels={"n" * 64: "x"})), 422, None),
-    "long label": (raw(line(labels={"a": "x" * 256})), 422, ["#/labels/a"]),
+BAD_TASKS: dict[str, tuple[bytes, list[str]]] = {
+    "no members": (b"{}", ["#/pipeline", "#/payload"]),
+    "pipeline of a wrong type": (b'{"pipeline":["travel"],"payload":1}', ["#/pipeline"]),
+    "empty pipeline": (b'{"pipeline":"","payload":1}', ["#/pipeline"]),
+    "unknown pipeline": (b'{"pipeline":"voyage","payload":1}', ["#/pipeline"]),
+    "pipeline of another case": (b'{"pipeline":"Travel","payload":1}', ["#/pipeline"]),
+    "endless pipeline": (b'{"pipeline":"%s","payload":1}' % (b"x" * 500_000), ["#/pipeline"]),
+    "unknown member": (raw(line(urgency=1)), ["#/urgency"]),
+    "priority that is a number": (raw(line(priority=1)), ["#/priority"]),
+    "priority that is none": (raw(line(priority="High")), ["#/priority"]),
+    "priority of a pipeline that has none": (raw(line(priority="low")), ["#/priority"]),
+    "key in the body": (raw(line(idempotency_key="k")), ["#/idempotency_key"]),
+    "unknown member to be escaped": (raw(line(**{"a/b~c é%": 1})), ["#/a~1b~0c%20%C3%A9%25"]),
+    "task_id of a wrong type": (raw(line(task_id=7)), ["#/task_id"]),
+    "task_id that is none": (raw(line(task_id="0" * 36)), ["#/task_id"]),
+    "task_id without hyphens": (raw(line(task_id=uuid4().hex)), ["#/task_id"]),
+    "task_id in braces": (raw(line(task_id=f"{{{str(uuid4())[:-2]}}}")), ["#/task_id"]),
+    "task_id with hyphens elsewhere": (raw(line(task_id="01890a5dac96774bbcceb302099a8057----")), ["#/task_id"]),
+    "task_id in other digits": (raw(line(task_id="٠" * 8 + "-0000-0000-0000-000000000001")), ["#/task_id"]),
+    "labels of a wrong type": (raw(line(labels=["a"])), ["#/labels"]),
+    "17 labels": (raw(line(labels={f"l{number}": "" for number in range(17)})), ["#/labels"]),
+    "labels that are no strings": (raw(line(labels={"a": 1, "b": "", "c": None})), ["#/labels/a", "#/labels/c"]),
+    "label without a name": (raw(line(labels={"": "x"})), ["#/labels/"]),
+    "label of a bad name": (raw(line(labels={"a b": "x", "c/d": "x"})), ["#/labels/a%20b", "#/labels/c~1d"]),
+    "label of a long name": (raw(line(labels={"n" * 64: "x"})), [f"#/labels/{'n' * 64}"]),
+    "long label": (raw(line(labels={"a": "x" * 256})), ["#/labels/a"]),
     "faults all over": (
         b'{"pipeline":1,"task_id":"x","labels":0,"more":0}',
-        422,
         ["#/more", "#/pipeline", "#/payload", "#/task_id", "#/labels"],
     ),
 }  # fmt: skip
@@ -378,22 +333,19 @@ async def test_a_key_stands_for_one_priority_even_when_the_pipeline_has_none_any
     assert await door.road.count("task", "intake_key") == {"task": 1, "intake_key": 1}
 
 
-async def test_a_bad_body_is_told_from_a_good_one_and_leaves_nothing(door: Door, subtests: pytest.Subtests) -> None:
-    for name, (body, status, expected) in BAD_BODIES.items():
+async def test_what_is_wrong_with_a_task_is_told_and_leaves_nothing(door: Door, subtests: pytest.Subtests) -> None:
+    for name, (body, expected) in BAD_TASKS.items():
         for key in (None, "k"):
             with subtests.test(name, key=key):
                 answer = await (door.post(body, Idempotency_Key=key) if key else door.post(body))
-                found = pointers(problem(answer, status, "malformed" if status == 400 else "invalid"))
-                assert found == sorted(expected) if expected is not None else len(found) == 1
+                assert pointers(problem(answer, 422, "invalid")) == sorted(expected)
                 assert len(answer.content) < 2_000
                 assert await door.road.count() == NOTHING
 
 
-async def test_a_body_within_the_limits_of_nesting_and_size_is_accepted(door: Door) -> None:
-    deepest = b'{"pipeline":"travel","payload":' + b"[" * 99 + b"]" * 99 + b"}"
+async def test_a_body_within_the_limits_of_labels_and_size_is_accepted(door: Door) -> None:
     largest = raw(line(labels={f"{'n' * 61}{number:02}": "x" * 255 for number in range(16)}))
 
-    assert (await door.post(deepest)).status_code == 202
     assert (await door.post(largest)).status_code == 202
     assert (await door.post(largest + b" " * (1024 * 1024 - len(largest)))).status_code == 202
 

@@ -1,7 +1,6 @@
 """Batches of tasks: an answer for each line, whatever is wrong with its neighbours."""
 
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 from uuid import UUID, uuid4
 
@@ -115,28 +114,10 @@ async def test_a_batch_of_more_lines_or_bytes_is_refused_as_a_whole(door: Door) 
     assert await door.road.count() == NOTHING
 
 
-async def test_a_line_is_no_larger_than_a_body(settings: Settings, door: Door) -> None:
-    async with open_door(replace(settings, body_limit=2048)) as client:
-        small = Door(client, door.road)
-        answers = await small.batch([line(payload="x"), line(payload="x" * 2048), raw(line()).ljust(2048)])
-
-    assert [answer["status"] for answer in answers] == [202, 413, 202]
-    assert answers[1]["type"] == "/problems/too-large"
-    assert await door.road.count("task") == {"task": 2}
-
-
 async def test_a_batch_may_be_empty(door: Door) -> None:
     for body in (b"", b"\n", b"\r\n \n\t\n"):
         answer = await door.post_batch(body)
         assert (answer.status_code, answer.content) == (200, b"")
-
-
-async def test_blank_lines_are_counted_and_not_answered(door: Door) -> None:
-    one = raw(line())
-
-    answers = await door.batch([b"", one, b"  ", one + b"\r", b"\r", b"7", b""])
-
-    assert [(answer["line"], answer["status"]) for answer in answers] == [(2, 202), (4, 202), (6, 422)]
 
 
 async def test_a_batch_of_nothing_but_newlines_holds_up_nobody(door: Door) -> None:
