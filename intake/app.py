@@ -106,6 +106,8 @@ def create_app(settings: Settings) -> Starlette:
         middleware=[Middleware(Shield, within=settings.request_time)],
         lifespan=lifespan,
     )
+    # Or a POST to /v1/tasks/ would be sent on to an address made of its Host, with the key and without TLS.
+    application.router.redirect_slashes = False
     application.state.stop = watch.stop
     return application
 

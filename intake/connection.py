@@ -6,13 +6,16 @@ are wrapped alike, by what they share: the transport, and the ``cycle`` of the r
 
 import asyncio
 import json
+import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .problems import MEDIA_TYPE, Problem, overloaded
+from .problems import MEDIA_TYPE, Problem, malformed, overloaded
 from .shield import HEAD, HEADERS, IS_WHOLE, secured, too_large_head, too_late
+from .upgrade import staying
 
 PROBES = ("/livez", "/readyz")
 """What is answered however many connections there are: nobody is to restart us for being busy."""
@@ -34,7 +37,7 @@ def limited(protocol: type[Any], *, within: timedelta, most: int) -> type[Any]:
     408, and a connection that brings nothing closed. Requests on more than ``most`` connections get 503.
     """
 
-    class Limited(protocol):  # type: ignore[misc]
+    class Limited(staying(protocol)):  # type: ignore[misc]
         app: ASGIApp
 
         def connection_made(self, transport: asyncio.Transport) -> None:
@@ -65,6 +68,12 @@ def limited(protocol: type[Any], *, within: timedelta, most: int) -> type[Any]:
                 self._refuse(too_large_head())
             elif self._late is None:
                 self._late = self.loop.call_later(within.total_seconds(), self._end)
+
+        def send_400_response(self, msg: str) -> None:
+            # Called by uvicorn while it handles what its parser has raised, which says more than ``msg``.
+            problem = malformed(f"this is no request of HTTP/1.1: {sys.exception()}")
+            self.transport.write(_raw(replace(problem, headers={"Connection": "close"})))
+            self.transport.close()
 
         def _forget(self) -> None:
             """The head is there, or nobody waits for it any more."""

@@ -18,7 +18,7 @@ _PROBLEMS: Mapping[int, str] = {
     404: "There is no such thing.",
     409: "It does not fit the state that things are in.",
     413: "The body is too large.",
-    415: "Another Content-Type.",
+    415: "Another Content-Type, or a Content-Encoding.",
     422: "JSON, but not what is asked for; `errors` names the members.",
     429: "Too much at once; `Retry-After` says when to ask again.",
     503: "Postgres is away, or cannot take more now; `Retry-After` says when to ask again.",

@@ -7,6 +7,9 @@ from starlette.requests import Request
 
 from .members import LONGEST_WAIT
 
+_PREFERENCE = re.compile(r'(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^,"])+')
+"""One of several: commas within quotes do not part them."""
+
 _WAIT = re.compile(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*(?:;.*)?', re.IGNORECASE)
 
 
@@ -17,7 +20,7 @@ def preferred_wait(request: Request) -> int | None:
     """
     if not (given := request.headers.getlist("prefer")):
         return None
-    preferences = ",".join(given).split(",")
+    preferences = _PREFERENCE.findall(",".join(given))
     waits = [match for match in map(_WAIT.fullmatch, preferences) if match]
     return min(int(waits[0][1]), LONGEST_WAIT) if waits else None
 

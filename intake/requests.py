@@ -46,14 +46,17 @@ _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
     """The body, of ``media_type``, at most ``limit`` bytes. Raises a ``Problem`` with 415, 413 or 400."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Of two headers each reader may heed another.
+    given = ", ".join(one.partition(";")[0].strip().lower() for one in request.headers.getlist("content-type"))
     if given != media_type:
         raise Problem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "unsupported-media-type",
-            f"send Content-Type: {media_type}, not {given or 'none'}",
+            f"send Content-Type: {media_type}, not {given[:60] or 'none'}",
             headers={"Accept-Post": media_type},
         )
+    if "content-encoding" in request.headers:
+        _refuse_coding(request)
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > limit:  # int() refuses thousands of digits
         raise _too_large(f"the body has more than {limit:,} bytes")
@@ -68,6 +71,17 @@ async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
     except ClientDisconnect as error:
         raise malformed("the connection ended before the body did") from error
     return b"".join(chunks)
+
+
+def _refuse_coding(request: Request) -> None:
+    coding = ", ".join(request.headers.getlist("content-encoding")).strip()
+    if coding.lower() not in ("", "identity"):
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "unsupported-content-encoding",
+            f"send the body as it is, without Content-Encoding: {coding[:60]}",
+            headers={"Accept-Encoding": "identity"},
+        )
 
 
 def idempotency_key(request: Request) -> str | None:

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .head import fault_of_head
 from .problems import Problem
 
 HEAD = 16 * 1024
@@ -42,7 +43,8 @@ class Shield:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        app = too_large_head().response() if head_size(scope) > HEAD else self._app
+        problem = too_large_head() if head_size(scope) > HEAD else fault_of_head(scope)
+        app = problem.response() if problem else self._app
         await app(scope, receive if scope.get(IS_WHOLE) else self._timed(receive), secured(send))
 
     def _timed(self, receive: Receive) -> Receive:

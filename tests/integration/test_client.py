@@ -331,7 +331,8 @@ class Streaming:
         async def collect(message: Any) -> None:
             sent.append(message)
 
-        await self.app({**scope, "headers": []}, receive, collect)
+        headers = [field for field in scope["headers"] if field[0] != b"accept"]
+        await self.app({**scope, "headers": headers}, receive, collect)
         events = json.loads(sent[-1]["body"])["events"]
         text = "".join(f"id: {event['position']}\nevent: x\ndata: {json.dumps(event)}\n\n" for event in events).encode()
 

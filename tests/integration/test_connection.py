@@ -206,6 +206,97 @@ async def test_far_beyond_them_nobody_is_told_why() -> None:
             writer.close()
 
 
+UNREADABLE = {
+    "an unknown coding": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n123",
+    "no length": POST + b"Content-Length: many\r\n\r\n",
+    "a size of a chunk that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "a space before a colon": GET + b"X-Space : 1\r\n\r\n",
+    "a NUL": GET + b"X-Control: \x00\r\n\r\n",
+    "no name": GET + b": 1\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 100 + b"\r\n\r\n",
+    "a path that is not escaped": b"GET /v1/t\xc3\xa4sks HTTP/1.1\r\nHost: door\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_", UNREADABLE.values(), ids=UNREADABLE)
+async def test_what_is_no_request_is_a_problem_too_and_ends_the_connection(parser: type[Any], request_: bytes) -> None:
+    async with open_limited(parser) as port:
+        answer, seconds = await exchange(port, request_)
+
+    assert status(answer) == 400
+    assert b"this is no request of HTTP/1.1: " in answer
+    assert b"Connection: close" in answer
+    assert seconds < 5
+
+
+async def test_a_length_beside_chunks_is_refused_and_what_follows_is_not_read(parser: type[Any]) -> None:
+    both = GET + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n"
+
+    async with open_limited(parser) as port:
+        answer, _ = await exchange(port, both)
+
+    assert status(answer) == 400
+
+
+async def test_a_request_has_one_host_that_is_a_name_or_an_address(parser: type[Any]) -> None:
+    ask = b"GET /livez HTTP/1.1\r\nConnection: close\r\n"
+    bad = [b"", b"Host: a\r\nHost: a\r\n", b"Host: a b\r\n", b"Host: a/b\r\n", b"Host: user@door\r\n"]
+    good = [b"door", b"door:8080", b"[::1]:8080", b"10.0.0.1", b"xn--dr-fka.example.", b""]
+
+    async with open_limited(parser) as port:
+        for host in bad:
+            assert status((await exchange(port, ask + host + b"\r\n"))[0]) == 400
+        for host in good:
+            assert (await exchange(port, ask + b"Host: %s\r\n\r\n" % host))[0].startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_request_of_http_1_0_needs_no_host(parser: type[Any]) -> None:
+    async with open_limited(parser) as port:
+        answer, _ = await exchange(port, b"GET /livez HTTP/1.0\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_of_codings_for_the_way_only_chunked_is_understood(parser: type[Any]) -> None:
+    async with open_limited(parser) as port:
+        answer, _ = await exchange(port, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+
+    # The parser in Python does not know of any other.
+    assert status(answer) in (400, 501)
+
+
+@pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
+async def test_who_would_like_another_protocol_is_answered_in_this_one_with_the_body_and_what_follows(
+    settings: Settings, parser: type[Any], road: Road, wish: bytes
+) -> None:
+    wishes = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\nUpgrade: %s\r\n" % wish
+    )
+    body = raw(line())
+    length, chunk = b"Content-Length: %d\r\n\r\n" % len(body), b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body)
+    last = GET + b"Connection: close\r\n\r\n"
+
+    async with open_limited(parser, settings=settings) as port:
+        at_once, _ = await exchange(port, (POST + wishes + length + body) * 2 + last)
+        in_parts, _ = await exchange(
+            port, POST[:9], POST[9:] + wishes, chunk + body[:5], body[5:] + b"\r\n0\r\n\r\n", last, pause=0.05
+        )
+
+    assert at_once.count(b"HTTP/1.1 202 ") == 2
+    assert in_parts.count(b"HTTP/1.1 202 ") == 1
+    for answer in (at_once, in_parts):
+        assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert await road.count("task") == {"task": 3}
+
+
+async def test_connect_is_not_possible(parser: type[Any]) -> None:
+    async with open_limited(parser) as port:
+        answer, _ = await exchange(port, b"CONNECT door:80 HTTP/1.1\r\nHost: door:80\r\nConnection: close\r\n\r\n")
+
+    assert status(answer) in (400, 404, 405)
+
+
 async def test_every_answer_has_the_headers_that_browsers_heed(
     settings: Settings, road: Road, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """The HTTP door on a real Postgres: what is accepted, what is refused, and that what is refused leaves nothing."""
 
 import asyncio
+import gzip
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -383,6 +384,30 @@ async def test_another_media_type_is_refused(door: Door, subtests: pytest.Subtes
     assert await door.road.count() == NOTHING
 
 
+async def test_one_of_two_media_types_is_not_chosen(door: Door) -> None:
+    for types in (
+        (b"application/json", b"text/plain"),
+        (b"text/plain", b"application/json"),
+        (b"application/json",) * 2,
+    ):
+        headers = [(b"content-type", one) for one in types]
+        problem(await door.client.post("/v1/tasks", content=raw(line()), headers=headers), 415)
+    assert await door.road.count() == NOTHING
+
+
+async def test_a_body_that_is_encoded_is_refused_and_told_how_to_come(door: Door, subtests: pytest.Subtests) -> None:
+    for send in (door.post, door.post_batch):
+        for coding, body in (("gzip", gzip.compress(raw(line()))), ("br", raw(line())), ("identity, gzip", b"")):
+            with subtests.test(send.__name__, coding=coding):
+                answer = await send(body, Content_Encoding=coding)
+                assert coding in problem(answer, 415, "unsupported-content-encoding")["detail"]
+                assert answer.headers["accept-encoding"] == "identity"
+    assert await door.road.count() == NOTHING
+
+    for coding in ("identity", "Identity", ""):
+        assert (await door.post(raw(line()), Content_Encoding=coding)).status_code == 202
+
+
 async def test_an_answer_names_only_the_first_faults(door: Door) -> None:
     answer = await door.post(raw({f"m{number}": 1 for number in range(50_000)}))
 
@@ -491,7 +516,19 @@ async def test_a_task_that_there_is_not_is_not_found(door: Door, subtests: pytes
 
 
 async def test_what_is_not_there_or_not_possible_is_a_problem(door: Door) -> None:
-    for path in ("/", "/v1", "/v2/tasks", "/v1/tasks:bulk", f"/v1/tasks/{uuid4()}/more", "/favicon.ico"):
+    for path in (
+        *("/", "/v1", "/v2/tasks", "/v1/tasks:bulk", f"/v1/tasks/{uuid4()}/more", "/favicon.ico"),
+        *(
+            "/v1/tasks/",
+            "/livez/",
+            "//livez",
+            "/v1//tasks",
+            "/V1/tasks",
+            "/v1%2Ftasks",
+            "/v1/tasks%2f",
+            "/v1/tasks;a=b",
+        ),
+    ):
         problem(await door.client.get(path), 404, "not-found")
     for method, path, allowed in (
         ("PUT", "/v1/tasks", "GET, HEAD, POST"),
@@ -499,6 +536,9 @@ async def test_what_is_not_there_or_not_possible_is_a_problem(door: Door) -> Non
         ("DELETE", f"/v1/tasks/{uuid4()}", "GET"),
         ("POST", f"/v1/tasks/{uuid4()}/events", "GET"),
         ("POST", "/livez", "GET"),
+        ("OPTIONS", "/v1/tasks", "GET, HEAD, POST"),
+        ("TRACE", "/v1/tasks", "GET, HEAD, POST"),
+        ("BREW", "/livez", "GET, HEAD"),
     ):
         answer = await door.client.request(method, path)
         problem(answer, 405, "method-not-allowed")

@@ -85,6 +85,7 @@ async def test_of_several_preferences_the_first_wait_holds_and_a_long_one_is_cut
     for given, applied in (
         ("respond-async, WAIT=7;x=y, wait=9", "wait=7"),
         ('wait="8"', "wait=8"),
+        (r'odd="a,wait=1\",wait=2", wait=3', "wait=3"),
         ("wait=100", "wait=30"),
     ):
         answer = await door.client.get(f"/v1/tasks/{task_id}", headers={"Prefer": given})
