@@ -26,7 +26,7 @@ def main() -> int:
         case "away":
             return away.run(seconds=options.seconds)
         case "intake":
-            return intake.run(seconds=options.seconds)
+            return intake.run(seconds=options.seconds, workers=options.workers)
         case "memory":
             return memory.run(tasks=options.tasks, every=options.every)
         case "idle":
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     door = measurements.add_parser("intake", help="tasks accepted over HTTP, beside a bare route and plain inserts")
     door.add_argument("--seconds", type=float, default=8, help="how long each [%(default)s]")
+    door.add_argument("--workers", type=int, default=1, help="also with so many processes of the intake [%(default)s]")
 
     flat = measurements.add_parser("memory", help="memory of intake, relay and workers along a long run")
     flat.add_argument("--tasks", type=int, default=200_000, help="how many travel [%(default)s]")

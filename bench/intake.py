@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.acceptance.deployment import Deployment, Process
+from tests.acceptance.deployment import Deployment, Process, wait_until
 
 from .bed import bed, cpu_seconds, table
 from .load import Load, Make, post
@@ -67,34 +67,41 @@ nothing = Starlette(routes=[Route("/v1/tasks", _constant, methods=["POST"])])
 """Reads the body and answers a constant."""
 
 
-def run(*, seconds: float) -> int:
-    """Measure, print, and return the exit code: 5 if a request was answered otherwise than it should be."""
+def run(*, seconds: float, workers: int = 1) -> int:
+    """Measure, print, and return the exit code: 5 if a request was answered otherwise than it should be.
+
+    With several ``workers`` the door is measured with one process, and then with so many.
+    """
+    counts = sorted({1, workers})
     with bed() as servers:
         deployment = servers.deployment("bench.work", port=_free_port())
         assert deployment.run("deploy").code == 0
         try:
             bare, bare_cpu = _bare(deployment, seconds)
-            (door, door_cpu), (batches, batch_cpu) = _door(deployment, seconds)
+            doors = {count: _door(deployment, seconds, count) for count in counts}
             inserted = _pgbench(deployment, seconds)
             deployment.audit()
         finally:
             deployment.close()
-    tasks = batches.rate * LINES
     print(f"{CONNECTIONS} connections for single tasks, {BATCHES} for batches of {LINES:,}; {seconds:g} s each\n")
-    print(
-        table(
-            [
-                _row("a route that answers a constant", bare.rate, 1.0, bare_cpu / bare.answered),
-                _row("POST /v1/tasks", door.rate, door.rate / bare.rate, door_cpu / door.answered),
-                _row("pgbench: the rows of a batch", inserted, 1.0, None),
-                _row("POST /v1/tasks:batch", tasks, tasks / inserted, batch_cpu / (batches.answered * LINES)),
-            ]
+    rows = [_row("a route that answers a constant", bare.rate, 1.0, bare_cpu / bare.answered)]
+    for count, ((door, cpu), _) in doors.items():
+        rows.append(_row(_named("POST /v1/tasks", count), door.rate, door.rate / bare.rate, cpu / door.answered))
+    rows.append(_row("pgbench: the rows of a batch", inserted, 1.0, None))
+    for count, (_, (batches, cpu)) in doors.items():
+        tasks = batches.rate * LINES
+        rows.append(
+            _row(_named("POST /v1/tasks:batch", count), tasks, tasks / inserted, cpu / (batches.answered * LINES))
         )
-    )
-    odd = {name: load.statuses for name, load in (("single", door), ("batch", batches)) if load.statuses}
+    print(table(rows))
+    odd = [load.statuses for door in doors.values() for load, _ in door if load.statuses]
     if odd:
         print(f"\nanswered otherwise: {odd}")
     return 5 if odd else 0
+
+
+def _named(what: str, workers: int) -> str:
+    return what if workers == 1 else f"{what}, {workers} processes"
 
 
 def _row(name: str, rate: float, share: float, cpu: float | None) -> dict[str, str]:
@@ -122,12 +129,16 @@ def _bare(deployment: Deployment, seconds: float) -> tuple[Load, float]:
             process.kill()
 
 
-def _door(deployment: Deployment, seconds: float) -> tuple[tuple[Load, float], tuple[Load, float]]:
-    process = deployment.process("intake", "serve", port=deployment.settings.port)
+def _door(deployment: Deployment, seconds: float, workers: int) -> tuple[tuple[Load, float], tuple[Load, float]]:
+    process = deployment.process("intake", "serve", port=deployment.settings.port, workers=workers)
     deployment.await_intake(process)
+    wait_until(lambda: process.log.count("accepting tasks on") == workers, "all processes accept")
     url = f"{deployment.url}/v1/tasks"
-    alone = _measured(process, url, seconds, single, CONNECTIONS, 202)
-    return alone, _measured(process, f"{url}:batch", seconds, batch, BATCHES, 200)
+    try:
+        alone = _measured(process, url, seconds, single, CONNECTIONS, 202)
+        return alone, _measured(process, f"{url}:batch", seconds, batch, BATCHES, 200)
+    finally:
+        process.terminate()
 
 
 def _measured(

@@ -28,6 +28,7 @@ _KNOWN = {
     "retention": click.option("--retention", metavar="TIME", help="How long events and tasks are kept. [default: 30d]"),
     "host": click.option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
     "port": click.option("--port", metavar="NUMBER", help="Port to listen on. [default: 8080]"),
+    "workers": click.option("--workers", metavar="NUMBER", help="Processes of the intake on one port. [default: 1]"),
     "auth": click.option(
         "--auth", metavar="WHEN", help="Keys of the door: auto, required or off. [default: auto, once there is one]"
     ),

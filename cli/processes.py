@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from ..stages.worker import Worker
 from .app import load_app, select_stages
 from .connect import translated, wait_for_postgres, wait_for_redis
 from .options import options, read_settings
+from .workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -43,35 +44,71 @@ _SERVERS = ("database_url", "redis_url", "schema", "prefix")
 
 
 @click.command("serve")
-@options(*_SERVERS, "host", "port", "auth", "grace", "log_level")
-def serve_command(log_level: str, **given: Any) -> None:
+@options(*_SERVERS, "host", "port", "workers", "auth", "grace", "log_level")
+@click.option("--socket", "files", type=int, multiple=True, hidden=True, help="Of these, which the parent has opened.")
+def serve_command(log_level: str, files: tuple[int, ...], **given: Any) -> None:
     """Run the intake: the HTTP door, on http://127.0.0.1:8080 unless told otherwise."""
     settings = read_settings(given)
     configure_logging(log_level)
 
     async def run() -> None:
+        if files:
+            # Our parent has looked whether we may serve. Should Postgres be away just now, whoever asks is told.
+            await _serve(settings, [socket.socket(fileno=file) for file in files])
+            return
         await wait_for_postgres(settings)
         await _check_auth(settings)
-        app = create_app(settings)
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            http=limited(AutoHTTPProtocol, within=settings.request_time, most=settings.connections),
-            # The limit of a head is ours, for both parsers; this one must not be met before, by what comes with it.
-            h11_max_incomplete_event_size=READ_SIZE,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
-        )
-        try:
-            await _Server(config, app).serve()
-        except SystemExit:  # with a code of uvicorn's own, after a line that says why
-            raise click.exceptions.Exit(1) from None
+        if settings.workers == 1:
+            await _serve(settings)
+        else:
+            await _share(settings, ["--log-level", log_level, *_same_file(given)])
 
     _run(run())
+
+
+async def _serve(settings: Settings, sockets: list[socket.socket] | None = None) -> None:
+    """Serve in this process, at the address in the settings or at ``sockets``, which are a parent's too."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=limited(AutoHTTPProtocol, within=settings.request_time, most=settings.connections),
+        # The limit of a head is ours, for both parsers; this one must not be met before, by what comes with it.
+        h11_max_incomplete_event_size=READ_SIZE,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
+    )
+    try:
+        await _Server(config, app, is_child=sockets is not None).serve(sockets)
+    except SystemExit:  # with a code of uvicorn's own, after a line that says why
+        raise click.exceptions.Exit(1) from None
+
+
+async def _share(settings: Settings, arguments: Sequence[str]) -> None:
+    """Serve in several processes, started with ``arguments`` too."""
+    workers = Workers(settings, arguments)
+
+    def leave() -> None:
+        workers.kill()
+        _leave()
+
+    _on_stop(workers.stop, again=leave)
+    try:
+        code = await workers.run()
+    except OSError as error:
+        log.error("cannot listen on %s, port %d: %s", settings.host, settings.port, error.strerror or error)
+        code = 1
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _same_file(given: Mapping[str, Any]) -> list[str]:
+    """The option that names the file of settings, if one was given."""
+    return ["--config", str(given["config"])] if given.get("config") else []
 
 
 @click.command("relay")
@@ -196,9 +233,15 @@ async def _insist(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitab
 class _Server(uvicorn.Server):
     """Uvicorn, which says where it listens and leaves with 0 when it was told to stop."""
 
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+    def __init__(self, config: uvicorn.Config, app: Starlette, *, is_child: bool) -> None:
         super().__init__(config)
         self._app = app
+        self._is_child = is_child
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._is_child:  # it says nothing then
+            self._log_started_message(sockets)
 
     def _log_started_message(self, listeners: Any) -> None:
         for server in self.servers:
@@ -213,20 +256,26 @@ class _Server(uvicorn.Server):
             # Or it would wait for streams that only end with their tasks.
             self._app.state.stop()
 
-        _on_stop(stop)
+        # Who stops a whole group of processes tells a child, and so does its parent: that is no hurry.
+        _on_stop(stop, again=stop if self._is_child else _leave)
         yield
 
 
-def _on_stop(stop: Callable[[], Any]) -> None:
-    """Call ``stop`` at the first SIGTERM or SIGINT; leave at once, with 130, at the second."""
+def _leave() -> None:
+    logging.shutdown()
+    os._exit(130)
+
+
+def _on_stop(stop: Callable[[], Any], *, again: Callable[[], Any] = _leave) -> None:
+    """Call ``stop`` at the first SIGTERM or SIGINT; at the second ``again``, by default leave at once, with 130."""
     loop = asyncio.get_running_loop()
     seen = False
 
     def handle() -> None:
         nonlocal seen
         if seen:
-            logging.shutdown()
-            os._exit(130)
+            again()
+            return
         seen = True
         stop()
 

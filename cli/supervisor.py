@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import signal
 import sys
 import time
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 import click
 
 from ..core.servers import watch
+
+log = logging.getLogger(__name__)
 
 _COLOURS = itertools.cycle(("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green"))
 
@@ -23,11 +26,15 @@ LONGEST_LINE = 1024 * 1024
 
 @dataclass
 class Child:
-    """One process, started again under the same name whenever it dies, with growing pauses."""
+    """One process, started again under the same name whenever it dies, with growing pauses.
+
+    It inherits the open files whose numbers are ``files``.
+    """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
+    files: Sequence[int] = ()
     process: asyncio.subprocess.Process | None = None
     starts: list[float] = field(default_factory=list)
     colour: str = field(default_factory=lambda: next(_COLOURS))
@@ -41,10 +48,11 @@ class Child:
 class Supervisor:
     """Starts children and keeps them running until ``stop``.
 
-    ``log`` is where their lines go, each behind the name of its child: a file, or stderr by default.
+    ``log`` is where their lines go, each behind the name of its child. Without one they write to our own stdout and
+    stderr, and what there is to say of them is logged.
     """
 
-    def __init__(self, *, log: "Log") -> None:
+    def __init__(self, *, log: "Log | None" = None) -> None:
         self._log = log
         self._children: dict[str, Child] = {}
         self._watchers: list[asyncio.Task[None]] = []
@@ -52,10 +60,12 @@ class Supervisor:
         self.failed = asyncio.Event()
         """Set when a child has died too often and was given up."""
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, files: Sequence[int] = ()
+    ) -> Child:
         """Start a child and keep it running. Its name must be its own."""
         assert name not in self._children, name
-        child = Child(name, command, environment)
+        child = Child(name, command, environment, files)
         self._children[name] = child
         self._watchers.append(asyncio.create_task(self._keep(child)))
         return child
@@ -69,18 +79,24 @@ class Supervisor:
             return pid
         return None
 
-    async def stop(self, *, timeout: float = 30) -> None:
-        """Stop all children with SIGTERM, and with SIGKILL those that take longer than ``timeout`` seconds."""
+    def kill_all(self) -> list[Child]:
+        """Kill all children that run with SIGKILL; which these were."""
+        return [child for child in self._children.values() if self.kill(child.name)]
+
+    async def stop(self, *, timeout: float = 30) -> list[Child]:
+        """Stop all children with SIGTERM, and with SIGKILL those that take longer than ``timeout`` seconds.
+
+        Returns the latter.
+        """
         self._is_stopping = True
         for child in self._children.values():
             if child.pid is not None and child.process is not None:
                 child.process.send_signal(signal.SIGTERM)
         _, late = await asyncio.wait(self._watchers, timeout=timeout) if self._watchers else (set(), set())
-        for child in self._children.values():
-            if child.pid is not None and child.process is not None:
-                child.process.kill()
+        killed = self.kill_all()
         if late:
             await asyncio.wait(late)
+        return killed
 
     async def _keep(self, child: Child) -> None:
         while not self._is_stopping:
@@ -90,33 +106,41 @@ class Supervisor:
             if self._is_stopping:
                 return
             if code == 78 or len(child.starts) > RESTARTS:
-                self._log.write(child, f"ended with code {code} and is not started again")
+                self._say(child, f"ended with code {code} and is not started again")
                 self.failed.set()
                 return
             pause = min(0.2 * 2 ** (len(child.starts) - 1), 5.0)
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            self._log.write(child, f"{how}; starting it again in {pause:g} s")
+            self._say(child, f"{how}; starting it again in {pause:g} s")
             await asyncio.sleep(pause)
 
+    def _say(self, child: Child, what: str) -> None:
+        if self._log is None:
+            log.warning("%s %s", child.name, what)
+        else:
+            self._log.write(child, what)
+
     async def _run(self, child: Child) -> int:
+        pipe = None if self._log is None else asyncio.subprocess.PIPE
         child.process = await asyncio.create_subprocess_exec(
             *child.command,
             env=dict(child.environment),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdout=pipe,
+            stderr=None if pipe is None else asyncio.subprocess.STDOUT,
+            pass_fds=child.files,
             limit=LONGEST_LINE,
             # Ctrl-C in the terminal is for us; we tell the children, in order.
             start_new_session=True,
         )
-        assert child.process.stdout is not None
         if self._is_stopping:
             child.process.terminate()  # stop() came too early to know it
         # Should we be killed, nobody else would tell it to stop.
         watcher = await asyncio.to_thread(watch, child.process.pid, signal.SIGTERM)
         try:
-            async for line in _lines(child.process.stdout):
-                self._log.write(child, line)
+            if self._log is not None and child.process.stdout is not None:
+                async for line in _lines(child.process.stdout):
+                    self._log.write(child, line)
             return await child.process.wait()
         finally:
             watcher.kill()

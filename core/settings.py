@@ -81,7 +81,8 @@ class Settings:
         default=timedelta(seconds=20),
         metadata={"doc": "how long a client may take for the head of a request, and for its body"},
     )
-    connections: int = field(default=2000, metadata={"doc": "most connections of clients to one intake"})
+    connections: int = field(default=2000, metadata={"doc": "most connections of clients to one process of the intake"})
+    workers: int = field(default=1, metadata={"doc": "processes of the intake that share one port"})
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
@@ -97,6 +98,7 @@ class Settings:
             ("batch_limit", 1024, 1 << 30),
             ("open_tasks_limit", 0, 1 << 40),
             ("connections", 1, 1_000_000),
+            ("workers", 1, 128),
         ):
             if not least <= getattr(self, name) <= most:
                 raise SettingsError(f"{name}: must be {least} to {most}, not {getattr(self, name)}")

@@ -123,6 +123,8 @@ def test_a_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
         (["serve", "--port", "http"], {}, "--port: 'http' is not valid: not a whole number"),
         (["serve", "--grace", "soon"], {}, "--grace: 'soon' is not valid"),
         (["serve"], {"POSTROAD_PORT": "70000"}, "port: must be 0 to 65535"),
+        (["serve", "--workers", "two"], {}, "--workers: 'two' is not valid: not a whole number"),
+        (["serve"], {"POSTROAD_WORKERS": "0"}, "workers: must be 1 to 128, not 0"),
         (["up"], {"DATABASE_URL": NOBODY}, "--app (or POSTROAD_APP) is required"),
         (["up", "json:no_such"], {}, "json has no 'no_such'"),
         (["deploy"], {"DATABASE_URL": NOBODY}, "--app (or POSTROAD_APP) is required"),

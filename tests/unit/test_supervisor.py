@@ -107,12 +107,30 @@ async def test_children_are_asked_to_stop_and_killed_when_they_do_not(path: Path
         supervisor.start(name, program(text), {**os.environ}) for name, text in (("deaf", deaf), ("ok", polite))
     ]
     await until(lambda: written(path).count("| up") == 2)
-    await supervisor.stop(timeout=0.3)
-    await supervisor.stop()
+    killed = await supervisor.stop(timeout=0.3)
+    assert await supervisor.stop() == []
     log.close()
 
     codes = [child.process.returncode for child in children if child.process]
     assert codes == [-signal.SIGKILL, -signal.SIGTERM]
+    assert killed == children[:1]
+
+
+async def test_without_a_log_children_write_for_themselves_into_what_they_inherit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reading, writing = os.pipe()
+    supervisor = Supervisor()
+    hello = program(f"import os; os.write({writing}, b'hello')")
+
+    supervisor.start("child", hello, {**os.environ}, files=[writing])
+    said = await asyncio.to_thread(os.read, reading, 5)
+    await until(lambda: "child ended with code 0; starting it again in 0.2 s" in caplog.messages)
+    await supervisor.stop()
+    for one in (reading, writing):
+        os.close(one)
+
+    assert said == b"hello"
 
 
 async def test_nothing_may_be_stopped(path: Path) -> None:
