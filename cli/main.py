@@ -1,7 +1,7 @@
 """The command as a whole: its subcommands, and how errors become exit codes.
 
 stdout is data, stderr the rest. Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 5 check failed,
-69 a server is unreachable, 78 bad settings, 130 interrupted.
+69 a server is unreachable, 75 the time to wait is over, 78 bad settings, 130 interrupted.
 
 Subcommands are imported when they are asked for, so that ``postroad --help`` does not wait for database drivers.
 """
@@ -33,7 +33,7 @@ _COMMANDS = {
     "serve": ("processes", "Run the intake: the HTTP door."),
     "relay": ("processes", "Run a relay: from the outbox to the streams."),
     "stage": ("stages", "Run stages, from the streams to the handlers; list them, set their limits."),
-    "submit": ("submit", "Submit tasks from NDJSON."),
+    "submit": ("submit", "Submit tasks from NDJSON, and wait for their ends."),
     "schedule": ("schedule", "Submit tasks by cron lines."),
     "task": ("tasks", "Look tasks up; cancel them, or run a stage again."),
     "dead": ("dead", "Look at dead letters; requeue or discard them."),

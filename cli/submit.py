@@ -25,6 +25,8 @@ from ..core.backoff import Pause
 from ..core.errors import AccessError, SettingsError, UnreachableError
 from ..core.moment import parse_rfc3339
 from ..core.priority import WORDS
+from ..core.settings import duration
+from .ends import Ends
 from .options import options, read_settings
 
 BATCH = 200
@@ -53,6 +55,17 @@ def _checked_url(context: click.Context, parameter: click.Parameter, value: str)
         return Address(value).url
     except SettingsError as error:
         raise click.BadParameter(str(error)) from None
+
+
+FOREVER = "for as long as it takes"
+"""What ``--wait`` is without a time."""
+
+
+def _checked_time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | float | None:
+    try:
+        return value if value in (None, FOREVER) else duration(value).total_seconds()
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; without a time write it behind the file") from None
 
 
 class Outage:
@@ -89,6 +102,14 @@ def _checked_moment(context: click.Context, parameter: click.Parameter, value: s
 @click.option(
     "--priority", type=click.Choice(list(WORDS)), help="Of the lines that do not say, if the pipeline has any."
 )
+@click.option(
+    "--wait",
+    metavar="[SECONDS]",
+    is_flag=False,
+    flag_value=FOREVER,
+    callback=_checked_time,
+    help="Wait until all have ended, for so long at most: 90, or 5m.",
+)
 @options()
 def submit_command(
     pipeline: str,
@@ -99,6 +120,7 @@ def submit_command(
     deadline: str | None,
     priority: Urgency | None,
     run: str | None,
+    wait: str | float | None,
     **given: Any,
 ) -> None:
     """Submit tasks to PIPELINE, a line each: {"payload": …, "idempotency_key"?, "labels"?, "task_id"?}.
@@ -108,11 +130,15 @@ def submit_command(
     A line with neither an idempotency key nor a task id is given a key made of the run's name and its number, so that
     nothing is accepted twice when a request, or with --run the whole run, is repeated. Prints what became of the
     lines; exit code 1 if any was refused. An intake that requires a key is given that of POSTROAD_API_KEY.
+
+    With --wait it also prints how the tasks have ended, and of a single one the results. Exit code 5 if one failed or
+    was cancelled, 75 if one had not ended in time; it goes on.
     """
     key = read_settings(given).api_key
     name = run or uuid.uuid4().hex
     is_terminal = sys.stderr.isatty()
     tally = Tally()
+    ends = None if wait is None else Ends()
     outage = Outage(url)
     source: Iterable[bytes] = file
     batch = BATCH
@@ -125,9 +151,9 @@ def submit_command(
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        columns = (SpinnerColumn(), TextColumn("{task.completed:,} submitted"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not is_terminal) as progress:
-            bar = progress.add_task("submit", total=None)
+            bar = progress.add_task("submitted", total=None)
             async with AsyncClient(url, token=key or None, patience=patience, on_wait=outage) as client:
                 outcomes = client.submit_many(
                     pipeline, _lines(source, batch), run=name, batch=batch,
@@ -137,30 +163,40 @@ def submit_command(
                     async for outcome in outcomes:
                         outage.end()
                         tally.count(outcome)
+                        if ends is not None and isinstance(outcome, Submitted):
+                            ends.expect(outcome)
                         if is_terminal:
                             progress.advance(bar)
+                if ends is not None:
+                    ended = progress.add_task(f"of {len(ends):,} ended", total=None)
+                    await ends.wait(client, wait if isinstance(wait, float) else None, lambda: progress.advance(ended))
 
     try:
         asyncio.run(send())
     except AccessError as error:
-        reason = f"{Address(url)} answers {error.status}: set POSTROAD_API_KEY to a key that is good"
+        is_wait = ends is not None and ends.is_waiting
+        needed = "that has the scope read, to wait" if is_wait else "that is good"
+        reason = f"{Address(url)} answers {error.status}: set POSTROAD_API_KEY to a key {needed}"
         raise click.ClickException(reason) from None
     except (UnreachableError, KeyboardInterrupt):
-        click.echo(f"ended early; --run {name} goes on with the same file and doubles nothing", err=True)
+        if ends is None or not ends.is_waiting:
+            click.echo(f"ended early; --run {name} goes on with the same file and doubles nothing", err=True)
         raise
     finally:
-        _report(tally)
-    if tally.refusals:
-        raise click.exceptions.Exit(1)
+        _report(tally, ends)
+        if ends is not None and ends.is_waiting:
+            ends.tell(str(Address(url)), name)
+    if code := (1 if tally.refusals else ends.code if ends is not None else 0):
+        raise click.exceptions.Exit(code)
 
 
-def _report(tally: Tally) -> None:
+def _report(tally: Tally, ends: Ends | None) -> None:
     for number, message in sorted(tally.refusals.items())[:20]:
         click.echo(f"line {number}: {message}", err=True)
     if len(tally.refusals) > 20:
         click.echo(f"… and {len(tally.refusals) - 20:,} more", err=True)
     counts = {"accepted": tally.accepted, "replayed": tally.replayed, "refused": len(tally.refusals)}
-    click.echo(json.dumps(counts))
+    click.echo(json.dumps(counts if ends is None else counts | ends.counts()))
 
 
 async def _lines(source: Iterable[bytes], batch: int) -> AsyncIterator[bytes]:

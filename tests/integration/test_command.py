@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx2
 import psutil
@@ -22,11 +22,13 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from postroad import Reject, Settings
+from postroad.cli.ends import AT_ONCE
 from postroad.cli.main import main
 from postroad.cli.stack import StackError, stack
 from postroad.cli.supervisor import Log
 from postroad.core.database import connect_psycopg
 from postroad.intake.app import create_app
+from postroad.intake.cancel import cancel
 from tests.integration.door import open_port
 from tests.integration.road import TRAVEL, Road, die, pipeline
 
@@ -606,6 +608,177 @@ async def test_nothing_to_submit_is_no_error(command: Command) -> None:
     finished = await command("submit", "travel", "--url", "http://127.0.0.1:1", stdin=b"\n\n")
 
     assert finished.data == {"accepted": 0, "replayed": 0, "refused": 0}
+
+
+# submit --wait
+
+
+@dataclass
+class Patient:
+    """An intake that says when somebody has come to wait, and answers them 503 from when it ``is_away`` on."""
+
+    app: ASGIApp
+    has_come: asyncio.Event = field(default_factory=asyncio.Event)
+    is_away: bool = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET":
+            self.has_come.set()
+            if self.is_away:
+                return await PlainTextResponse("away", 503)(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+async def ids(road: Road) -> list[UUID]:
+    """Those of all tasks, in the order of their payloads, which are numbers."""
+    return [task_id for (task_id,) in await road.ask("select task_id from postroad.task order by payload")]
+
+
+async def test_waiting_for_a_task_prints_what_it_came_to(command: Command, road: Road) -> None:
+    patient = Patient(create_app(road.settings))
+    async with serving(patient) as url:
+        waiting = asyncio.create_task(command("submit", "travel", "--url", url, "--wait", stdin=b'{"payload": 1}'))
+        await patient.has_come.wait()
+        (task_id,) = await ids(road)
+        assert not waiting.done()
+        await road.complete(task_id)
+        finished = await waiting
+
+    done = {"by": "test"}
+    assert finished.err == ""
+    assert finished.data == {
+        "accepted": 1,
+        "replayed": 0,
+        "refused": 0,
+        "completed": 1,
+        "failed": 0,
+        "cancelled": 0,
+        "open": 0,
+        "task": {
+            "task_id": str(task_id),
+            "status": "completed",
+            "stage_status": "arrive_done",
+            "results": {"pack": done, "ride": done, "rest": done, "arrive": done},
+            "errors": {},
+        },
+    }
+
+
+async def test_waiting_for_tasks_that_end_otherwise_names_them_and_ends_with_5(command: Command, road: Road) -> None:
+    patient = Patient(create_app(road.settings))
+    async with serving(patient) as url:
+        lines = ndjson({"payload": number} for number in range(3))
+        waiting = asyncio.create_task(
+            command("submit", "travel", "--url", url, "--wait=20s", stdin=b"\n" + lines, code=5)
+        )
+        await patient.has_come.wait()
+        completed, failed, cancelled = await ids(road)
+        await road.complete(completed)
+        await road.commit(failed, "pack", Reject("no road"))
+        async with road.engine.begin() as connection:
+            await cancel(connection, [cancelled], road.settings.schema, by="test")
+        finished = await waiting
+
+    counts = {"completed": 1, "failed": 1, "cancelled": 1, "open": 0}
+    assert finished.data == {"accepted": 3, "replayed": 0, "refused": 0} | counts
+    assert finished.err.splitlines() == [
+        f"line 3: task {failed} is failed; pack: no road",
+        f"line 4: task {cancelled} is cancelled",
+    ]
+
+
+async def test_a_line_that_was_refused_counts_for_more_than_how_the_others_ended(command: Command, road: Road) -> None:
+    async with serving(create_app(road.settings)) as url:
+        lines = b'{"payload": 1}\n{"load": 1}'
+        finished = await command("submit", "travel", "--url", url, "--wait", "0", stdin=lines, code=1)
+
+    assert (finished.data["accepted"], finished.data["refused"], finished.data["open"]) == (1, 1, 1)
+    assert finished.err.startswith("line 2: ")
+
+
+async def test_when_the_time_to_wait_is_over_it_ends_with_75_and_says_how_to_look(command: Command, road: Road) -> None:
+    async with serving(create_app(road.settings)) as url:
+        finished = await command("submit", "travel", "--url", url, "--wait", "0.2", stdin=b'{"payload": 1}', code=75)
+
+    (task_id,) = await ids(road)
+    assert finished.data["open"] == 1
+    assert finished.data["task"] == {"task_id": str(task_id)}
+    assert f"task {task_id} was accepted, has not ended, and goes on: postroad task show {task_id}, or" in finished.err
+    assert f"{url}/v1/tasks/{task_id}" in finished.err
+    assert await road.task(task_id, "status") == ("pending",)
+
+
+async def test_what_has_not_ended_in_time_can_be_waited_for_again(command: Command, road: Road, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.ndjson"
+    file.write_bytes(ndjson({"payload": number} for number in range(AT_ONCE + 1)))
+    patient = Patient(create_app(road.settings))
+
+    async with serving(patient) as url:
+        waiting = asyncio.create_task(command("submit", "travel", file, "--url", url, "--wait", "2", code=75))
+        await patient.has_come.wait()
+        # One for which there is a place only when the time is over.
+        *others, last = await ids(road)
+        await road.complete(last)
+        ended = await waiting
+        run = ended.err.partition("--run ")[2].split()[0]
+        for task_id in others:
+            await road.complete(task_id)
+        finished = await command("submit", "travel", file, "--url", url, "--wait", "--run", run)
+
+    assert (ended.data["completed"], ended.data["open"]) == (1, AT_ONCE)
+    assert f"{AT_ONCE} of {AT_ONCE + 1} tasks have not ended, and go on: --run" in ended.err
+    assert finished.data["replayed"] == finished.data["completed"] == AT_ONCE + 1
+    assert finished.err == ""
+
+
+async def test_an_intake_that_goes_away_while_tasks_are_waited_for_ends_with_69(command: Command, road: Road) -> None:
+    patient = Patient(create_app(road.settings), is_away=True)
+    async with serving(patient) as url:
+        arguments = ["submit", "travel", "--url", url, "--patience", "0.2"]
+        forever = await command(*arguments, "--wait", stdin=b'{"payload": 1}', code=69)
+        # Here the time is over before patience is.
+        in_time = await command(*arguments, "--wait", "0.1", stdin=b'{"payload": 2}', code=75)
+
+    for finished, task_id in zip((forever, in_time), await ids(road), strict=True):
+        assert finished.data["open"] == 1
+        assert f"task {task_id} was accepted, has not ended, and goes on" in finished.err
+    assert "does not answer: 503 away" in forever.err.splitlines()[-1]
+
+
+async def test_a_key_that_may_not_read_submits_and_cannot_wait(
+    command: Command, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTROAD_API_KEY", (await command("key", "create", "shop", "--scope", "submit")).out.strip())
+    async with serving(create_app(road.settings)) as url:
+        finished = await command("submit", "travel", "--url", url, "--wait", stdin=b'{"payload": 1}', code=1)
+
+    (task_id,) = await ids(road)
+    assert finished.data["task"] == {"task_id": str(task_id)}
+    assert f"task {task_id} was accepted" in finished.err
+    assert "answers 403: set POSTROAD_API_KEY to a key that has the scope read, to wait" in finished.err
+
+
+async def test_an_interrupt_while_a_task_is_waited_for_ends_with_130_and_names_it(
+    settings: Settings, road: Road
+) -> None:
+    patient = Patient(create_app(settings))
+    async with serving(patient) as url:
+        with started(settings, "submit", "travel", "--url", url, "--wait") as process:
+            assert process.stdin
+            process.stdin.write('{"payload": 1}')
+            process.stdin.close()
+            await patient.has_come.wait()
+            process.send_signal(signal.SIGINT)
+            code = await asyncio.to_thread(process.wait, 20)
+            assert process.stdout
+            assert process.stderr
+            out, err = process.stdout.read(), process.stderr.read()
+
+    (task_id,) = await ids(road)
+    assert code == 130
+    assert json.loads(out)["task"] == {"task_id": str(task_id)}
+    assert err.startswith(f"task {task_id} was accepted, has not ended, and goes on: postroad task show {task_id}")
+    assert "Traceback" not in err
 
 
 # Processes

@@ -101,6 +101,8 @@ ID = "01890a5d-ac96-774b-bcce-b302099a8057"
         ["submit", "travel", os.devnull, "--url", "localhost:8080"],
         ["submit", "travel", os.devnull, "--url", "ftp://localhost"],
         ["submit", "travel", os.devnull, "--url", "http://"],
+        ["submit", "travel", os.devnull, "--wait", "soon"],
+        ["submit", "--wait", "travel", os.devnull],
     ],
     ids=" ".join,
 )
