@@ -347,10 +347,15 @@ def _answer(
             return Invalid(member, detail)
 
 
+def _array(words: Iterable[str]) -> str:
+    """An array in Postgres' own text, of words that need no quotes: psycopg takes three times as long to write it."""
+    return f"{{{','.join(words)}}}"
+
+
 def _columns(group: Sequence[Submission]) -> dict[str, Any]:
     return {
-        "task_id": [submission.task_id for submission in group],
-        "is_own": [submission.has_own_id for submission in group],
+        "task_id": _array([str(submission.task_id) for submission in group]),
+        "is_own": _array(["t" if submission.has_own_id else "f" for submission in group]),
         "pipeline": [submission.pipeline for submission in group],
         "payload": [submission.payload for submission in group],
         "labels": [submission.labels for submission in group],
@@ -358,6 +363,6 @@ def _columns(group: Sequence[Submission]) -> dict[str, Any]:
         "traceparent": [submission.traceparent for submission in group],
         "not_before": [submission.not_before for submission in group],
         "deadline": [submission.deadline for submission in group],
-        "priority": [int(submission.priority) for submission in group],
+        "priority": _array([str(int(submission.priority)) for submission in group]),
         "submitted_by": [submission.submitted_by for submission in group],
     }
