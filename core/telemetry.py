@@ -42,7 +42,8 @@ def continued(traceparent: str | None) -> str:
     match = _TRACEPARENT.fullmatch(traceparent or "")
     if match and match[1].strip("0") and match[2].strip("0"):
         return match[0]
-    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-00"
+    fresh = os.urandom(24).hex()
+    return f"00-{fresh[:32]}-{fresh[32:]}-00"
 
 
 def current_traceparent() -> str | None:
