@@ -5,11 +5,51 @@ no timer, the length of the last write is what gathers the next group.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class _Lot(Generic[Result]):
+    """What was submitted together: one future for the results of all, each of which may be an error."""
+
+    def __init__(self, size: int) -> None:
+        self.future: asyncio.Future[list[Result | Exception]] = asyncio.get_running_loop().create_future()
+        self._results: list[Any] = [None] * size
+        self._missing = size
+
+    def places(self) -> "Iterator[_Place[Result]]":
+        return (_Place(self, number) for number in range(self._missing))
+
+    def put(self, number: int, result: Result | Exception) -> None:
+        self._results[number] = result
+        self._missing -= 1
+        if not self._missing and not self.future.done():
+            self.future.set_result(self._results)
+
+
+class _Place(Generic[Result]):
+    """The place of one item in its lot, in the stead of a future of its own: a thousand of those take their time."""
+
+    __slots__ = ("_lot", "_number")
+
+    def __init__(self, lot: _Lot[Result], number: int) -> None:
+        self._lot = lot
+        self._number = number
+
+    def done(self) -> bool:
+        return self._lot.future.done()
+
+    def set_result(self, result: Result) -> None:
+        self._lot.put(self._number, result)
+
+    def set_exception(self, error: Exception) -> None:
+        self._lot.put(self._number, error)
+
+    def cancel(self) -> bool:
+        return self._lot.future.cancel()
 
 
 class GroupCommit(Generic[Item, Result]):
@@ -31,16 +71,25 @@ class GroupCommit(Generic[Item, Result]):
         self._write = write
         self._limit = limit
         self._is_transient = is_transient
-        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._waiting: list[tuple[Item, asyncio.Future[Result] | _Place[Result]]] = []
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, item: Item) -> "asyncio.Future[Result]":
         """Put ``item`` into the next group; the future brings its result, or the error of its write."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        self._start()
         return future
+
+    def submit_all(self, items: Sequence[Item]) -> "asyncio.Future[list[Result | Exception]]":
+        """Put ``items`` into the next groups; the future brings the result of each, or the error of its write."""
+        lot = _Lot[Result](len(items))
+        if items:
+            self._waiting.extend(zip(items, lot.places(), strict=True))
+            self._start()
+        else:
+            lot.future.set_result([])
+        return lot.future
 
     async def drain(self) -> None:
         """Wait until everything that was submitted has been written or has failed."""
@@ -56,8 +105,12 @@ class GroupCommit(Generic[Item, Result]):
             self._running.cancel()
             await asyncio.wait([self._running], timeout=within)
 
+    def _start(self) -> None:
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
     async def _run(self) -> None:
-        group: list[tuple[Item, asyncio.Future[Result]]] = []
+        group: list[tuple[Item, asyncio.Future[Result] | _Place[Result]]] = []
         try:
             while self._waiting:
                 group, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
@@ -69,7 +122,7 @@ class GroupCommit(Generic[Item, Result]):
                 future.cancel()
             self._waiting = []
 
-    async def _commit(self, group: list[tuple[Item, "asyncio.Future[Result]"]]) -> None:
+    async def _commit(self, group: "list[tuple[Item, asyncio.Future[Result] | _Place[Result]]]") -> None:
         try:
             results = await self._write([item for item, _ in group])
         except Exception as error:

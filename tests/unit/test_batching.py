@@ -265,3 +265,71 @@ async def test_a_drain_that_is_cancelled_stops_no_writing(writer: Writer) -> Non
     writer.gate.set()
 
     assert await future == "a written"
+
+
+# Many items at once
+
+
+async def test_what_is_submitted_together_has_one_future_with_the_results_in_order(writer: Writer) -> None:
+    group = GroupCommit(writer)
+
+    assert await group.submit_all(["a", "b", "c"]) == ["a written", "b written", "c written"]
+    assert writer.groups == [["a", "b", "c"]]
+    assert await group.submit_all([]) == []
+    assert len(writer.groups) == 1
+
+
+async def test_what_is_submitted_together_shares_writes_with_others_and_is_cut_at_the_limit(writer: Writer) -> None:
+    group = GroupCommit(writer, limit=3)
+
+    one, many = group.submit("a"), [group.submit_all(["b", "c", "d"]), group.submit_all(["e"])]
+
+    assert await one == "a written"
+    assert await asyncio.gather(*many) == [["b written", "c written", "d written"], ["e written"]]
+    assert writer.groups == [["a", "b", "c"], ["d", "e"]]
+
+
+async def test_of_what_is_submitted_together_each_has_its_own_error(writer: Writer) -> None:
+    group = GroupCommit(writer, is_transient=is_transient)
+
+    first, error, last = await group.submit_all(["a", "poison", "b"])
+
+    assert (first, last) == ("a written", "b written")
+    assert isinstance(error, ValueError)
+
+
+async def test_an_error_that_passes_by_itself_is_that_of_those_in_the_write(writer: Writer) -> None:
+    group = GroupCommit(writer, limit=2, is_transient=is_transient)
+    writer.gate.clear()
+    results = group.submit_all(["a", "b", "c"])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    writer.error = ConnectionResetError()
+
+    writer.gate.set()
+
+    assert await results == [writer.error] * 3
+    assert writer.groups == [["a", "b"], ["c"]]
+
+
+async def test_whoever_has_submitted_together_and_goes_takes_nobody_along(writer: Writer) -> None:
+    group = GroupCommit(writer)
+    writer.gate.clear()
+    gone, other = group.submit_all(["a", "b"]), group.submit("c")
+    await asyncio.sleep(0)
+    gone.cancel()
+
+    writer.gate.set()
+
+    assert await other == "c written"
+
+
+async def test_if_the_writing_is_cancelled_those_who_submitted_together_are_told(writer: Writer) -> None:
+    group = GroupCommit(writer, limit=2)
+    writer.gate.clear()
+    results = group.submit_all(["a", "b", "c"])
+    await asyncio.sleep(0)
+
+    await group.cancel(within=10)
+
+    assert results.cancelled()
