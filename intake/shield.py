@@ -32,7 +32,7 @@ IS_WHOLE = "postroad.is_whole"
 
 
 class Shield:
-    """The middleware around all endpoints. ``within`` is how long a body may take to begin with."""
+    """The middleware around all endpoints. ``within`` is how long a body may be waited for, to begin with."""
 
     def __init__(self, app: ASGIApp, within: timedelta) -> None:
         self._app = app
@@ -48,19 +48,22 @@ class Shield:
         await app(scope, receive if scope.get(IS_WHOLE) else self._timed(receive), secured(send))
 
     def _timed(self, receive: Receive) -> Receive:
-        latest = asyncio.get_running_loop().time() + self._within
-        size, is_whole = 0, False
+        clock = asyncio.get_running_loop().time
+        left, is_whole = self._within, False
 
         async def receive_in_time() -> Message:
-            nonlocal size, is_whole
+            nonlocal left, is_whole
             if is_whole:
                 return await receive()
+            # What we take between two parts, to commit what has come of a batch, is none of the client's time.
+            started = clock()
             try:
-                async with asyncio.timeout_at(latest + size / LEAST_RATE):
+                async with asyncio.timeout_at(started + left):
                     message = await receive()
             except TimeoutError:
+                left = 0.0
                 raise too_late("body") from None
-            size += len(message.get("body", b""))
+            left += len(message.get("body", b"")) / LEAST_RATE - (clock() - started)
             is_whole = not message.get("more_body", False)
             return message
 
