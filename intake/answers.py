@@ -1,9 +1,12 @@
 """What our rows are as JSON."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
+
+import msgspec
+
+_encoder = msgspec.json.Encoder()
 
 
 def jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,4 +19,4 @@ def jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def ndjson(answers: list[dict[str, Any]]) -> bytes:
     """``answers`` as NDJSON."""
-    return b"".join(json.dumps(answer, separators=(",", ":")).encode() + b"\n" for answer in answers)
+    return _encoder.encode_lines(answers)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -27,9 +26,10 @@ from ..core.database import make_engine
 from ..core.errors import SettingsError, first_line
 from ..core.payload_schema import PayloadSchema
 from ..core.settings import Settings
-from ..outbox.submit import Accepted, Answer, Invalid, KeyTaken, Refusal, Submission, TaskTaken, UnknownPipeline
-from .answers import jsonable, ndjson
+from ..outbox.submit import Accepted, Answer, Submission
+from .answers import jsonable
 from .auth import Guard, caller_of, forbidden
+from .batch import Batches
 from .description import Description
 from .endpoint import NDJSON, Body, Endpoint, Reply, ref
 from .keyring import Caller, Keyring
@@ -37,20 +37,17 @@ from .members import PREFER, TRACEPARENT
 from .operations import Operations
 from .prefer import applied, preferred_wait
 from .pressure import Pressure
-from .problems import Fault, Problem, answer_http_exception, answer_problem, invalid, malformed
-from .quota import Quota, refusal
-from .requests import KEY, idempotency_key, read_body, submission, submissions
+from .problems import Problem, answer_http_exception, answer_problem, fault
+from .quota import Quota
+from .requests import KEY, LARGE, idempotency_key, read_body, submission
 from .shield import HEADERS, Shield
-from .submit import KeyHeld, Submitter
+from .submit import KeyHeld, Submitter, problem_of
 from .transaction import as_problem
 from .validation import PayloadSchemas
 from .views import Views
 from .watch import Full, Watch
 
 log = logging.getLogger(__name__)
-
-LARGE = 64 * 1024
-"""Bytes of a body beyond which it is read in a thread: that takes a while, and others want to be served meanwhile."""
 
 PATIENCE = 0.8
 """Seconds that Redis has to answer who asks whether we are ready: probes often give up after one."""
@@ -119,10 +116,10 @@ class Door:
         self._settings = settings
         self._engine = engine
         self._views = views
-        self._guard = guard
         self._pressure = pressure
         self._submitter = Submitter(engine, settings.schema)
         self._schemas = PayloadSchemas(engine, settings.schema)
+        self._batches = Batches(settings, guard, pressure, self._schemas, self._submitter, self._let_in)
 
     def endpoints(self) -> list[Endpoint]:
         """All of them."""
@@ -146,7 +143,12 @@ class Door:
             ),
             Endpoint(
                 "POST", "/v1/tasks:batch", self.submit_batch, "submit",
-                {200: Reply("An answer a line, in their order.", ref("BatchAnswer"), NDJSON)},
+                {
+                    200: Reply(
+                        "An answer a line, in their order.", ref("BatchAnswer"), NDJSON,
+                        headers={"Retry-After": "in how many seconds to send again the lines that are 429 or 503"},
+                    ),
+                },
                 problems=(429, 503), headers=headers, counts_lines=True,
                 body=Body({"type": "string"}, media_type=NDJSON, example='{"pipeline": "orders", "payload": 1}\n'),
             ),
@@ -173,7 +175,7 @@ class Door:
         caller = caller_of(request)
         answer = await self._accept(self._let_in(asked, caller))
         if not isinstance(answer, Accepted):
-            raise _refusal(answer)
+            raise problem_of(answer)
         headers = {"Location": f"/v1/tasks/{answer.task_id}", "traceparent": answer.traceparent}
         if answer.is_replay:
             headers["Idempotent-Replayed"] = "true"
@@ -188,30 +190,11 @@ class Door:
         return JSONResponse(_accepted(answer), HTTPStatus.ACCEPTED, headers=headers)
 
     async def submit_batch(self, request: Request) -> Response:
-        """Accept a task a line: 200 with an answer a line, in their order; a bad line does not spoil the rest."""
-        body = await read_body(request, media_type="application/x-ndjson", limit=self._settings.batch_limit)
-        if "idempotency-key" in request.headers:
-            raise malformed("a batch has no key of its own, but one for each line: its member idempotency_key")
-        read = partial(
-            submissions,
-            body,
-            limit=self._settings.body_limit,
-            traceparent=request.headers.get("traceparent"),
-            schemas=await self._current_schemas(),
-        )
-        lines = await asyncio.to_thread(lambda: list(read()))
-        headers = await self._hold_back(request, lines)
-        self._let_in_lines(lines, caller_of(request))
-        asked = [line for _, line in lines if isinstance(line, Submission)]
-        try:
-            answers = iter(await self._submitter.submit_many(asked))
-        except Exception as error:
-            raise as_problem(error) from error
-        told = [
-            {"line": number} | (line.body() if isinstance(line, Problem) else self._told(next(answers)))
-            for number, line in lines
-        ]
-        return Response(ndjson(told), media_type="application/x-ndjson", headers=headers)
+        """Accept a task a line: 200 with an answer a line, in their order; a bad line does not spoil the rest.
+
+        Lines are accepted as they come. Once some were, the answer is 200, whatever becomes of the rest.
+        """
+        return await self._batches.answer(request)
 
     async def livez(self, request: Request) -> Response:
         """200 while the event loop turns; asks no other server."""
@@ -244,31 +227,6 @@ class Door:
             raise problem
         return replace(asked, submitted_by=caller.actor) if caller.actor else asked
 
-    def _let_in_lines(self, lines: list[tuple[int, Submission | Problem]], caller: Caller) -> None:
-        """The same for each line of a batch; a line that is not let in becomes its problem."""
-        before: Counter[str] = Counter()
-        for place, (number, line) in enumerate(lines):
-            if isinstance(line, Submission):
-                try:
-                    lines[place] = (number, self._let_in(line, caller, before[line.pipeline]))
-                    before[line.pipeline] += 1
-                except Problem as problem:
-                    lines[place] = (number, problem)
-
-    async def _hold_back(self, request: Request, lines: list[tuple[int, Submission | Problem]]) -> dict[str, str]:
-        """Put a problem into each line that is beyond the rate of the caller's key; what to tell of it in the headers.
-
-        Raises the problem if that is all of them.
-        """
-        granted = await self._guard.count(request, len(lines))
-        if granted == len(lines):
-            return {}
-        problem = refusal(caller_of(request), request.state.grant, missing=len(lines) - granted)
-        if granted == 0:
-            raise problem
-        lines[granted:] = [(number, problem) for number, _ in lines[granted:]]
-        return dict(problem.headers)
-
     async def _accept(self, asked: Submission) -> Answer | KeyHeld:
         attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}
         try:
@@ -282,14 +240,6 @@ class Door:
     def _note(self, answer: Answer | KeyHeld) -> None:
         if isinstance(answer, Accepted) and not answer.is_replay:
             self._pressure.note_accepted([answer.pipeline])
-
-    def _told(self, answer: Answer | KeyHeld) -> dict[str, Any]:
-        """The answer to a line of a batch."""
-        self._note(answer)
-        if not isinstance(answer, Accepted):
-            return _refusal(answer).body()
-        replayed = {"replayed": True} if answer.is_replay else {}
-        return _accepted(answer) | {"status": int(HTTPStatus.ACCEPTED)} | replayed
 
     async def _check_postgres(self) -> str:
         try:
@@ -322,33 +272,6 @@ def _accepted(answer: Accepted) -> dict[str, Any]:
     }
 
 
-def _refusal(answer: Refusal | KeyHeld) -> Problem:
-    match answer:
-        case UnknownPipeline(pipeline):
-            return invalid(Fault(f"there is no pipeline {pipeline[:63]!r}; postroad deploy makes one", "/pipeline"))
-        case KeyTaken(key, task_id):
-            return Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                "key-reused",
-                f"the idempotency key {key!r} stands for task {task_id}, which was submitted with other content",
-                members={"task_id": str(task_id)},
-            )
-        case TaskTaken(task_id):
-            return Problem(HTTPStatus.CONFLICT, "task-exists", f"there is another task {task_id}")
-        case KeyHeld(key):
-            return Problem(
-                HTTPStatus.CONFLICT,
-                "key-in-flight",
-                f"a task is being submitted under the key {key!r} by a transaction that has not ended; try again",
-                headers={"Retry-After": "2"},
-            )
-        case Invalid(member, detail):
-            return invalid(Fault(detail, f"/{member}"))
-
-
 async def _answer_fault(request: Request, error: Exception) -> Response:
     # Outside of the Shield: Starlette has its last resort around everything.
-    problem = Problem(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "fault", "a fault of ours; the log of the intake says more", headers=HEADERS
-    )
-    return problem.response()
+    return fault(HEADERS).response()

@@ -112,6 +112,12 @@ def overloaded(policy: str, detail: str, *, after: int) -> Problem:
     )
 
 
+def fault(headers: Mapping[str, str] | None = None) -> Problem:
+    """500: what should not happen has; we have logged it."""
+    detail = "a fault of ours; the log of the intake says more"
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "fault", detail, headers=headers or {})
+
+
 def no_task(task_id: UUID) -> Problem:
     """404: there is no such task."""
     return Problem(HTTPStatus.NOT_FOUND, "not-found", f"there is no task {task_id}")

@@ -1,7 +1,7 @@
 """From a request to submissions: limits, media types, and every fault of a body at once."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -20,11 +20,14 @@ from ..outbox.submit import Submission
 from .members import MOMENT, TASK_ID, Member
 from .problems import FAULTS, Fault, Problem, invalid, malformed
 
-BATCH_LINES = 10_000
-"""Lines of one batch, empty ones among them: a body of nothing but newlines must cost no more than one of tasks."""
+LARGE = 64 * 1024
+"""Bytes of JSON beyond which it is read in a thread: that takes a while, and others want to be served meanwhile."""
 
 MEMBERS = {"pipeline", "payload", "task_id", "labels", "not_before", "deadline", "priority"}
 """What a task is asked for with."""
+
+LINE_MEMBERS = MEMBERS | {"idempotency_key"}
+"""The same in a batch."""
 
 LABELS = 16
 LABEL_LENGTH = 255
@@ -44,8 +47,8 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
-async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
-    """The body, of ``media_type``, at most ``limit`` bytes. Raises a ``Problem`` with 415, 413 or 400."""
+def check_head(request: Request, *, media_type: str, limit: int) -> None:
+    """Raise a ``Problem`` unless the body is of ``media_type``, and is not said to have more than ``limit`` bytes."""
     # Of two headers each reader may heed another.
     given = ", ".join(one.partition(";")[0].strip().lower() for one in request.headers.getlist("content-type"))
     if given != media_type:
@@ -59,14 +62,19 @@ async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
         _refuse_coding(request)
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > limit:  # int() refuses thousands of digits
-        raise _too_large(f"the body has more than {limit:,} bytes")
+        raise too_large(f"the body has more than {limit:,} bytes")
+
+
+async def read_body(request: Request, *, media_type: str, limit: int) -> bytes:
+    """The body, of ``media_type``, at most ``limit`` bytes. Raises a ``Problem`` with 415, 413 or 400."""
+    check_head(request, media_type=media_type, limit=limit)
     chunks: list[bytes] = []
     size = 0
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size > limit:
-                raise _too_large(f"the body has more than {limit:,} bytes")
+                raise too_large(f"the body has more than {limit:,} bytes")
             chunks.append(chunk)
     except ClientDisconnect as error:
         raise malformed("the connection ended before the body did") from error
@@ -114,7 +122,7 @@ def submission(
     document = _document(body)
     if not isinstance(document, dict):
         raise invalid(Fault("a task is a JSON object with the members pipeline and payload"))
-    faults = _unknown(document, MEMBERS | ({"idempotency_key"} if allow_key else set()))
+    faults = _unknown(document, LINE_MEMBERS if allow_key else MEMBERS)
     pipeline = document.get("pipeline")
     if not isinstance(pipeline, str) or not pipeline:
         faults.append(Fault("the name of a pipeline is required, as a string", "/pipeline"))
@@ -151,27 +159,18 @@ def submission(
 
 
 def submissions(
-    body: bytes, *, limit: int, traceparent: str | None, schemas: Mapping[str, PayloadSchema]
-) -> Iterator[tuple[int, Submission | Problem]]:
-    """What each line of an NDJSON body asks for, or what is wrong with it, with its number from 1; not the empty lines.
-
-    A line has at most ``limit`` bytes, as a task has that comes alone. Raises a ``Problem`` with 413 if the lines are
-    more than ``BATCH_LINES``.
-    """
-    count = body.count(b"\n") + (not body.endswith(b"\n"))
-    if count > BATCH_LINES:
-        raise _too_large(f"the batch has {count:,} lines, {BATCH_LINES:,} at most")
-    for number, line in enumerate(body.split(b"\n"), start=1):
-        if len(line) > limit:
-            yield number, _too_large(f"the line has more than {limit:,} bytes")
-        elif line.strip():
-            try:
-                yield (
-                    number,
-                    submission(line, key=None, traceparent=traceparent, schemas=schemas, allow_key=True),
-                )
-            except Problem as problem:
-                yield number, problem
+    lines: Iterable[bytes | None], *, limit: int, traceparent: str | None, schemas: Mapping[str, PayloadSchema]
+) -> list[Submission | Problem]:
+    """What each line of a batch asks for, or what is wrong with it; ``None`` is one with more than ``limit`` bytes."""
+    asked: list[Submission | Problem] = []
+    for line in lines:
+        try:
+            if line is None:
+                raise too_large(f"the line has more than {limit:,} bytes")
+            asked.append(submission(line, key=None, traceparent=traceparent, schemas=schemas, allow_key=True))
+        except Problem as problem:
+            asked.append(problem)
+    return asked
 
 
 def path_id(request: Request) -> UUID:
@@ -229,8 +228,10 @@ def _document(body: bytes) -> Any:
 
 
 def _unknown(document: Mapping[str, Any], known: Collection[str]) -> list[Fault]:
+    if not (unknown := [name for name in document if name not in known]):
+        return []
     detail = f"unknown member; known are {', '.join(sorted(known))}"
-    return [Fault(detail, f"/{_escaped(name)}") for name in document if name not in known]
+    return [Fault(detail, f"/{_escaped(name)}") for name in unknown]
 
 
 def _task_id(value: Any, faults: list[Fault]) -> UUID | None:
@@ -279,7 +280,8 @@ def _labels(value: Any, faults: list[Fault]) -> dict[str, str]:
     return value
 
 
-def _too_large(detail: str) -> Problem:
+def too_large(detail: str) -> Problem:
+    """413: more than is taken at once."""
     return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", detail)
 
 

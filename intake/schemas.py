@@ -84,7 +84,11 @@ SCHEMAS: dict[str, Schema] = {
         "description": "the answer to a line: as to a task that comes alone, or a problem",
         "type": "object",
         "required": ["line", "status"],
-        "properties": {"line": {"type": "integer", "minimum": 1}, "status": {"type": "integer"}},
+        "properties": {
+            "line": {"type": "integer", "minimum": 1},
+            "status": {"type": "integer"},
+            "rest": {"const": True, "description": "in the last line: it and every line after it was not taken"},
+        },
     },
     "StageRun": shape(
         {

@@ -3,9 +3,9 @@
 Whatever is submitted while a commit runs shares the next one, so a thousand clients at once cost a few commits.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -13,7 +13,17 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.batching import GroupCommit
 from ..core.database import is_transient
-from ..outbox.submit import Answer, Submission, TaskTaken, accept
+from ..outbox.submit import (
+    Answer,
+    Invalid,
+    KeyTaken,
+    Refusal,
+    Submission,
+    TaskTaken,
+    UnknownPipeline,
+    accept,
+)
+from .problems import Fault, Problem, invalid
 
 GROUP = 1000
 """Tasks that share one commit at most."""
@@ -48,18 +58,17 @@ class Submitter:
         """
         try:
             return await self._group.submit(submission)
-        except IntegrityError as error:
-            if "task_pkey" in str(error.orig):
-                return TaskTaken(submission.task_id)
-            raise
         except DBAPIError as error:
-            if _is_held(error):
-                return KeyHeld(submission.key or str(submission.task_id))
-            raise
+            if (refusal := _refusal(submission, error)) is None:
+                raise
+            return refusal
 
-    async def submit_many(self, submissions: Sequence[Submission]) -> list[Answer | KeyHeld]:
-        """Accept ``submissions``, sharing commits; the answers are in their order. Raises like ``submit``."""
-        return await asyncio.gather(*(self.submit(submission) for submission in submissions))
+    async def submit_many(self, submissions: Sequence[Submission]) -> list[Answer | KeyHeld | Exception]:
+        """Accept ``submissions``, sharing commits: in their order the answers, or what ``submit`` would raise."""
+        return [
+            (_refusal(submission, answer) or answer) if isinstance(answer, Exception) else answer
+            for submission, answer in zip(submissions, await self._group.submit_all(submissions), strict=True)
+        ]
 
     async def cancel(self, *, within: float) -> None:
         """End the commit that runs, before the engine is disposed of; wait at most ``within`` seconds."""
@@ -69,6 +78,38 @@ class Submitter:
         async with self._engine.begin() as connection:
             patience = PATIENCE if len(group) == 1 else PATIENCE_OF_MANY
             return await accept(connection, group, self._schema, patience=patience)
+
+
+def problem_of(answer: Refusal | KeyHeld) -> Problem:
+    """The problem that a client is told of instead of its task."""
+    match answer:
+        case UnknownPipeline(pipeline):
+            return invalid(Fault(f"there is no pipeline {pipeline[:63]!r}; postroad deploy makes one", "/pipeline"))
+        case KeyTaken(key, task_id):
+            return Problem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "key-reused",
+                f"the idempotency key {key!r} stands for task {task_id}, which was submitted with other content",
+                members={"task_id": str(task_id)},
+            )
+        case TaskTaken(task_id):
+            return Problem(HTTPStatus.CONFLICT, "task-exists", f"there is another task {task_id}")
+        case KeyHeld(key):
+            return Problem(
+                HTTPStatus.CONFLICT,
+                "key-in-flight",
+                f"a task is being submitted under the key {key!r} by a transaction that has not ended; try again",
+                headers={"Retry-After": "2"},
+            )
+        case Invalid(member, detail):
+            return invalid(Fault(detail, f"/{member}"))
+
+
+def _refusal(submission: Submission, error: Exception) -> TaskTaken | KeyHeld | None:
+    """What ``error`` says of ``submission``; ``None`` if that is nobody's business but ours."""
+    if isinstance(error, IntegrityError) and "task_pkey" in str(error.orig):
+        return TaskTaken(submission.task_id)
+    return KeyHeld(submission.key or str(submission.task_id)) if _is_held(error) else None
 
 
 def _concerns_all(error: BaseException) -> bool:

@@ -105,11 +105,9 @@ async def test_a_batch_may_have_10_000_lines(door: Door) -> None:
     assert await door.road.count("task", "outbox") == {"task": 10_000, "outbox": 10_000}
 
 
-async def test_a_batch_of_more_lines_or_bytes_is_refused_as_a_whole(door: Door) -> None:
-    lines = b'{"pipeline":"travel","payload":0}\n' * 10_001
-    wide = raw(line(payload="x" * 16 * 1024 * 1024))
+async def test_a_batch_of_more_bytes_is_refused_as_a_whole(door: Door) -> None:
+    wide = raw(line(payload=1)) + b"\n" + raw(line(payload="x" * 16 * 1024 * 1024))
 
-    assert "10,001 lines" in problem(await door.post_batch(lines), 413, "too-large")["detail"]
     assert "16,777,216 bytes" in problem(await door.post_batch(wide), 413, "too-large")["detail"]
     assert await door.road.count() == NOTHING
 
