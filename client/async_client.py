@@ -13,7 +13,7 @@ import httpx2
 
 from . import calls, transport
 from .address import Address
-from .batch import LINES, Gatherer, Group, Outcome, send
+from .batch import LINES, Gatherer, Group, Outcome, Sent, send
 from .exchange import Answer, Conversation, Lost, Open, Pause, Read, Reply, Request, Step
 from .journey import follow
 from .new_task import Moment, NewTask, Urgency
@@ -95,8 +95,8 @@ class AsyncClient:
         # A place is free again when the answers of its request have been taken, not when they have come. The next lines
         # are gathered before: answers tend to come together, since requests share commits, and then nobody would work.
         places = asyncio.Semaphore(REQUESTS)
-        sending: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue()
-        requests: set[asyncio.Task[list[Outcome]]] = set()
+        sending: asyncio.Queue[asyncio.Task[Sent] | None] = asyncio.Queue()
+        requests: set[asyncio.Task[Sent]] = set()
 
         async def begin(group: Group) -> None:
             await places.acquire()
@@ -117,8 +117,11 @@ class AsyncClient:
         gathering = asyncio.create_task(gather())
         try:
             while (request := await sending.get()) is not None:
-                for outcome in await request:
+                sent = await request
+                for outcome in sent.outcomes:
                     yield outcome
+                if sent.error is not None:
+                    raise sent.error
                 requests.discard(request)
                 places.release()
             await gathering  # raises what the items have raised

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from ..core.errors import IntakeError, UnstorableError
+from ..core.errors import IntakeError, UnansweredError, UnstorableError
 from ..core.jsontext import decode, encode
 from .exchange import Answer, Conversation, Request
 from .new_task import NewTask
@@ -104,29 +104,42 @@ class Gatherer:
         return document
 
 
-def send(group: Group, patience: Patience) -> Conversation[list[Outcome]]:
-    """What becomes of each line of a group, in their order.
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of the lines of a group, in their order; of all of them, unless an ``error`` says why not."""
 
-    Lines that came too fast, or met a server that is away, are sent again. Raises as ``Patience.ask`` does.
+    outcomes: list[Outcome]
+    error: IntakeError | UnansweredError | None = None
+
+
+def send(group: Group, patience: Patience) -> Conversation[Sent]:
+    """Send the lines of a group.
+
+    Lines that came too fast, met a server that is away, or were not taken are sent again. What ``Patience.ask`` raises
+    is the error at the end.
     """
     outcomes: dict[int, Outcome] = {line.number: line for line in group if isinstance(line, Refused)}
     lines = [line for line in group if isinstance(line, Line)]
     wait = Wait(patience)
-    while lines:
-        answers, after = yield from _post(lines, patience)
+    error: IntakeError | UnansweredError | None = None
+    while lines and error is None:
         later: list[Line] = []
-        for line, body in zip(lines, answers, strict=True):
-            if body["status"] in LATER:
-                later.append(line)
-                reason = f"{body['status']} {body.get('detail', '')}"
-            else:
-                outcomes[line.number] = _outcome(line, body, patience.server)
-        if len(later) < len(lines):
-            wait.renew()
-        if later and not (yield from wait(reason, after)):
-            raise patience.unanswered(reason, may_have_happened=True)
+        try:
+            answers, after = yield from _post(lines, patience)
+            for line, body in zip(lines, answers, strict=True):
+                if body["status"] in LATER or body.get("rest"):
+                    later.append(line)
+                    reason = f"{body['status']} {body.get('detail', '')}"
+                else:
+                    outcomes[line.number] = _outcome(line, body, patience.server)
+            if len(later) < len(lines):
+                wait.renew()
+            if later and not (yield from wait(reason, after)):
+                raise patience.unanswered(reason, may_have_happened=True)
+        except (IntakeError, UnansweredError) as raised:
+            error = raised
         lines = later
-    return [outcomes[line.number] for line in group]
+    return Sent([outcomes[line.number] for line in group if line.number in outcomes], error)
 
 
 def _post(lines: Sequence[Line], patience: Patience) -> Conversation[tuple[list[dict[str, Any]], float]]:
@@ -146,12 +159,15 @@ def _post(lines: Sequence[Line], patience: Patience) -> Conversation[tuple[list[
 
 
 def _bodies(server: str, answer: Answer, count: int) -> list[dict[str, Any]]:
+    """The answers to ``count`` lines. One with ``rest`` is the last, and stands for all lines from its own on."""
     try:
         # As one document: a call for each line would take twice as long. Within JSON there is no bare newline.
         bodies: list[dict[str, Any]] = json.loads("[" + ",".join(answer.text.strip().split("\n")) + "]")
+        if bodies and bodies[-1].get("rest"):
+            bodies += bodies[-1:] * (count - len(bodies))
         if len(bodies) == count and all(isinstance(body["status"], int) for body in bodies):
             return bodies
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         pass
     raise _no_answer(server, answer.text)
 

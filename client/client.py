@@ -12,7 +12,7 @@ import httpx2
 
 from . import calls, transport
 from .address import Address
-from .batch import LINES, Gatherer, Outcome, send
+from .batch import LINES, Gatherer, Group, Outcome, send
 from .exchange import Answer, Conversation, Lost, Open, Pause, Read, Reply, Request, Step
 from .journey import follow
 from .new_task import Moment, NewTask, Urgency
@@ -100,7 +100,8 @@ class Client:
         An item is a payload; or a ``NewTask``, which has more; or ``bytes``, a line of NDJSON like those that
         ``postroad submit`` reads (blank ones are passed over). The keyword arguments are for those that have none of
         their own. Nothing is sent before the first answer is asked for, and no more is read than has room in the
-        requests under way, and the next one: ``batch`` lines in each, or a mebibyte.
+        requests under way, and the next one: ``batch`` lines in each, or a mebibyte. An error is raised after all
+        answers to the lines of its request that have come: what is known to be accepted is told.
 
         An item with neither key nor id is given a key of ``run`` and its number, so that with the same ``run`` the
         same items may be submitted again after an interruption.
@@ -109,8 +110,8 @@ class Client:
         gatherer = Gatherer(pipeline, run or uuid.uuid4().hex, defaults, lines=batch)
         for item in items:
             if gatherer.add(item):
-                yield from self._talk(send(gatherer.take(), self._patience))
-        yield from self._talk(send(gatherer.take(), self._patience))
+                yield from self._send(gatherer.take())
+        yield from self._send(gatherer.take())
 
     def task(self, task_id: UUID | str) -> TaskView:
         """The task as it stands now."""
@@ -154,6 +155,12 @@ class Client:
         Not sent again once it may have arrived: then raises ``UnansweredError`` at once, with ``may_have_happened``.
         """
         return self._talk(calls.retry(task_id, stage, by, reason, self._patience))
+
+    def _send(self, group: Group) -> Iterator[Outcome]:
+        sent = self._talk(send(group, self._patience))
+        yield from sent.outcomes
+        if sent.error is not None:
+            raise sent.error
 
     def _talk(self, steps: Conversation[T]) -> T:
         reply: Reply = None

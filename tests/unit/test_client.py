@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ from postroad.client import (
     transport,
 )
 from postroad.client.address import Address
-from postroad.client.batch import BYTES, Gatherer, Group, Line, send
+from postroad.client.batch import BYTES, Gatherer, Group, Line, Outcome, Sent, send
 from postroad.client.exchange import Answer, Lost, Open, Pause, Read, Reply, Request
 from postroad.client.journey import EventStream, follow
 from postroad.client.patience import Patience
@@ -437,6 +437,14 @@ def lines_of(request: Request) -> list[int]:
     return [json.loads(line)["payload"] for line in (request.body or b"").splitlines()]
 
 
+def sent(stage: Stage, group: Group) -> list[Outcome]:
+    """What became of the lines of ``group``; raises the error that ended it."""
+    told: Sent = stage.play(send(group, stage.patience))
+    if told.error:
+        raise told.error
+    return told.outcomes
+
+
 def batch_answer(*statuses: int, **headers: str) -> Answer:
     told = [
         ACCEPTED | {"line": number, "status": 202}
@@ -452,29 +460,51 @@ def test_lines_that_came_too_fast_are_sent_again_and_the_answers_are_in_order() 
     (group,) = gathered([1, b"{", 2, 3, 4])
     stage = Stage([batch_answer(202, 429, 422, 503, retry_after="2"), RESET, batch_answer(429, 202), batch_answer(202)])
 
-    outcomes = stage.play(send(group, stage.patience))
+    outcomes = sent(stage, group)
 
     assert [lines_of(request) for request in stage.asked] == [[1, 2, 3, 4], [2, 4], [2, 4], [2]]
     assert [(type(outcome), outcome.number) for outcome in outcomes] == [
         (Submitted, 1), (Refused, 2), (Submitted, 3), (Refused, 4), (Submitted, 5),
     ]  # fmt: skip
+    assert isinstance(outcomes[3], Refused)
     assert isinstance(outcomes[3].error(), InvalidRequestError)
     assert stage.now >= 2
 
 
 def test_lines_that_are_always_too_fast_end_with_patience() -> None:
     (group,) = gathered([1])
-    stage = Stage([batch_answer(429)] * 100, seconds=10)
+    stage = Stage([batch_answer(429, retry_after="5")] * 3, seconds=10)
 
     with pytest.raises(UnansweredError, match="429 429!"):
-        stage.play(send(group, stage.patience))
+        sent(stage, group)
+
+
+def test_lines_that_were_not_taken_are_sent_again() -> None:
+    (group,) = gathered(range(5))
+    first, second = batch_answer(202, 422, 413), batch_answer(202, 202, 202)
+    stage = Stage([replace(first, body=first.body[:-1] + b', "rest": true}'), second])
+
+    outcomes = sent(stage, group)
+
+    assert [lines_of(request) for request in stage.asked] == [[0, 1, 2, 3, 4], [2, 3, 4]]
+    assert [getattr(outcome, "status", 202) for outcome in outcomes] == [202, 422, 202, 202, 202]
+
+
+def test_what_was_accepted_is_told_before_the_error_that_ends_the_rest() -> None:
+    (group,) = gathered(range(5))
+    stage = Stage([batch_answer(202, 429, 202, 422, 429), problem(403)])
+
+    told = stage.play(send(group, stage.patience))
+
+    assert [outcome.number for outcome in told.outcomes] == [1, 3, 4]
+    assert isinstance(told.error, AccessError)
 
 
 def test_patience_is_for_what_does_not_go_on_at_all() -> None:
     (group,) = gathered(range(10))
     batches = [batch_answer(202, *[429] * left, retry_after="5") for left in range(9, -1, -1)]
     stage = Stage(batches, seconds=12)
-    assert len(stage.play(send(group, stage.patience))) == 10
+    assert len(sent(stage, group)) == 10
     assert stage.now >= 45
 
     stage = Stage([STREAM, b"", task(), journey()], seconds=0.4)
@@ -489,28 +519,29 @@ def test_a_request_that_is_too_large_is_sent_in_parts() -> None:
     too_large = problem(413)
     stage = Stage([too_large, batch_answer(202), too_large, too_large, batch_answer(202)])
 
-    outcomes = stage.play(send(group, stage.patience))
+    outcomes = sent(stage, group)
 
     assert [lines_of(request) for request in stage.asked] == [[1, 2, 3], [1], [2, 3], [2], [3]]
     assert [getattr(outcome, "status", 202) for outcome in outcomes] == [202, 413, 202]
+    assert isinstance(outcomes[1], Refused)
     assert outcomes[1].message == "too large for the intake"
 
 
 def test_a_group_with_nothing_to_send_is_not_sent() -> None:
     (group,) = gathered([b"{", b"["])
 
-    assert [outcome.number for outcome in Stage([]).play(send(group, Stage([]).patience))] == [1, 2]
+    assert [outcome.number for outcome in sent(Stage([]), group)] == [1, 2]
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"<html>", b"{}", b"[]", b'{"status": "202"}', b'{"status": 202}', b'{"status": 202}\n{"status": 202}'],
+    [b"", b"<html>", b"{}", b"[]", b"7", b'{"status": "202"}', b'{"status": 202}', b'{"status": 202}\n{"status": 202}'],
 )
 def test_answers_that_do_not_fit_the_lines_are_an_error(body: bytes) -> None:
     (group,) = gathered([1])
 
     with pytest.raises(IntakeError, match="no answer to a batch"):
-        Stage([Answer(200, {}, body)]).play(send(group, Stage([]).patience))
+        sent(Stage([Answer(200, {}, body)]), group)
 
 
 # The clients
