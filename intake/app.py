@@ -146,7 +146,7 @@ class Door:
                 {
                     200: Reply(
                         "An answer a line, in their order.", ref("BatchAnswer"), NDJSON,
-                        headers={"Retry-After": "in how many seconds to send again the lines that are 429 or 503"},
+                        headers={"Retry-After": "in how many seconds to send again the lines that are 409, 429 or 503"},
                     ),
                 },
                 problems=(429, 503), headers=headers, counts_lines=True,
