@@ -48,7 +48,7 @@ SCHEMA = "postroad"
 """The schema as the ``.sql`` files and the metadata spell it; translated to the configured one when run."""
 
 
-REVISION = "0007"
+REVISION = "0008"
 """The revision of our tables that this code needs: the newest migration."""
 
 
@@ -205,6 +205,21 @@ api_key_table = Table(
     Column("expires_at", _moment),
     Column("revoked_at", _moment),
     Column("last_used_at", _moment),
+)
+process_table = Table(
+    "process",
+    metadata,
+    Column("process", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("stages", ARRAY(Text), nullable=False),
+    Column("is_leading", Boolean, nullable=False),
+    Column("running", JSONB, nullable=False),
+    Column("started_at", _moment, nullable=False),
+    Column("seen_at", _moment, nullable=False),
+    Column("stopped_at", _moment),
 )
 
 

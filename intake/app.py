@@ -26,6 +26,7 @@ from ..core.database import make_engine
 from ..core.errors import SettingsError, first_line
 from ..core.payload_schema import PayloadSchema
 from ..core.settings import Settings
+from ..outbox.process import Registration, Role
 from ..outbox.submit import Accepted, Answer, Submission
 from .answers import jsonable
 from .auth import Guard, caller_of, forbidden
@@ -73,11 +74,13 @@ def create_app(settings: Settings) -> Starlette:
     operations = Operations(settings.schema, engine)
     endpoints = [*door.endpoints(), *views.endpoints(), *operations.endpoints()]
     description = Description(endpoints, keyring)
+    registration = Registration(engine, settings.schema, Role.INTAKE)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         beside = [asyncio.create_task(keyring.run()), asyncio.create_task(pressure.run())]
-        yield
+        async with registration:
+            yield
         keyring.stop()
         pressure.stop()
         _, late = await asyncio.wait(beside, timeout=CLEAN_UP)

@@ -22,9 +22,10 @@ from redis.exceptions import RedisError
 
 from ..core import broker, telemetry
 from ..core.broker import Keys
-from ..core.database import Statements, connect_psycopg, is_transient
+from ..core.database import Statements, connect_psycopg, is_transient, make_engine
 from ..core.errors import SchemaError, first_line
 from ..core.settings import Settings, masked
+from ..outbox.process import Registration, Role
 from ..outbox.ticks import Tick, Ticks, Window
 from .publish import Entry, Marker, Publication, Shard
 from .rebuild import rebuild_lanes, rebuild_shard
@@ -64,32 +65,41 @@ class Relay:
         self._clients = broker.Clients(settings)
         keys = Keys(settings.prefix, settings.shards)
         self._shards = [Shard(number, keys, self._clients.of(number)) for number in keys.shards]
+        self._engine = make_engine(self._settings, application="postroad relay", pool=1)
+        self._registration = Registration(self._engine, settings.schema, Role.RELAY)
 
     async def run(self) -> None:
         """Relay, and connect again whenever Postgres was lost. Raises ``SchemaError`` if it is not migrated."""
-        pause = 0.1
         try:
-            while True:
-                broker.heed_cancellation()
-                try:
-                    async with await connect_psycopg(self._settings, application="postroad relay") as connection:
-                        pause = 0.1
-                        await _Session(self, connection).run()
-                except psycopg.errors.UndefinedTable as error:
-                    raise SchemaError(
-                        f"schema {self._settings.schema!r} has no tables of postroad: run postroad migrate"
-                    ) from error
-                except (psycopg.Error, OSError) as error:
-                    if not is_transient(error):
-                        raise
-                    log.warning(
-                        "waiting for Postgres at %s: %s",
-                        masked(self._settings.database_url), first_line(error),
-                    )  # fmt: skip
-                    await asyncio.sleep(pause * random.uniform(0.5, 1))
-                    pause = min(pause * 2, 5.0)
+            async with self._registration:
+                await self._run()
         finally:
+            await self._engine.dispose()
             await self._clients.aclose()
+
+    async def _run(self) -> None:
+        pause = 0.1
+        while True:
+            broker.heed_cancellation()
+            try:
+                async with await connect_psycopg(self._settings, application="postroad relay") as connection:
+                    pause = 0.1
+                    await _Session(self, connection).run()
+            except psycopg.errors.UndefinedTable as error:
+                raise SchemaError(
+                    f"schema {self._settings.schema!r} has no tables of postroad: run postroad migrate"
+                ) from error
+            except (psycopg.Error, OSError) as error:
+                if not is_transient(error):
+                    raise
+                log.warning(
+                    "waiting for Postgres at %s: %s",
+                    masked(self._settings.database_url), first_line(error),
+                )  # fmt: skip
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+                pause = min(pause * 2, 5.0)
+            finally:
+                self._registration.set_leading(False)
 
 
 @dataclass(slots=True)
@@ -136,6 +146,7 @@ class _Session:
         self._sql = relay._sql
         self._clients = relay._clients
         self._shards = relay._shards
+        self._registration = relay._registration
         self._connection = connection
         self._ticks = Ticks(connection, relay._settings.schema)
         self._nap = SHORTEST_NAP
@@ -185,6 +196,7 @@ class _Session:
                 is_waiting = True
             await self._depose()
             await asyncio.sleep(0.5)
+        self._registration.set_leading(True)
         log.info("relaying from %s to %s", masked(self._settings.database_url), masked(self._settings.redis_url))
 
     async def _depose(self) -> None:

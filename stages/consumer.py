@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -26,6 +26,7 @@ from ..core.errors import first_line
 from ..core.event import Envelope
 from ..core.pipeline import Stage
 from ..core.settings import Settings
+from ..outbox.process import Running
 from .attempt import Attempts, persist
 from .breaker import Breaker
 from .fetcher import Fetcher
@@ -115,6 +116,11 @@ class Consumer:
     def running(self) -> Collection[UUID]:
         """The tasks that it runs, or is about to."""
         return self._running.keys()
+
+    @property
+    def attempts(self) -> Collection[Running]:
+        """The attempts that it makes just now."""
+        return [held.attempt for held in self._holding.entries.values() if held.attempt is not None]
 
     def set_limits(self, limits: Limits) -> None:
         """From now on these hold, over all processes that were told the same."""
@@ -294,6 +300,9 @@ class Consumer:
         turn = self._suspects if is_suspect else contextlib.nullcontext()
         async with turn, self._slots, self._connections:
             held.has_begun = True
+            # What a service has reported ends the attempt that began when the work was handed to it.
+            attempt = work.attempts + (work.answer is None)
+            held.attempt = Running(work.task_id, self.stage.name, attempt, datetime.now(UTC))
             if envelope.deliveries > 1:
                 await self._let_go("counting", lambda: self._inbox.count(envelope))
             return await self._attempts.run(work)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..core.event import Envelope
+from ..outbox.process import Running
 from .inbox import Delivery
 
 
@@ -16,6 +17,8 @@ class Held:
     is_reclaimed: bool
     has_begun: bool = False
     """Its handler runs, or ran: it is let finish when we stop."""
+    attempt: Running | None = None
+    """What it runs, once it has begun."""
     is_cancelled: bool = False
     """Somebody cancelled its task: nothing that its attempt does counts any more."""
     is_parting: bool = False

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Iterable
 
 from ..core import broker
@@ -11,6 +9,7 @@ from ..core.broker import Keys
 from ..core.database import make_engine
 from ..core.pipeline import Stage
 from ..core.settings import Settings
+from ..outbox.process import Registration, Role, process_name
 from .bind import bind
 from .consumer import CLEAN_UP, Consumer, Shared
 from .control import Control
@@ -26,16 +25,11 @@ HUNG_LIMIT = 200
 """Plain functions that may hang in a process, each in its thread, before it ends to be rid of them."""
 
 
-def consumer_name() -> str:
-    """``<host>:<pid>:<8 hex>``: new at every start, so that two processes never share what is pending."""
-    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
-
-
 class Worker:
     """Runs ``stages`` until ``stop`` is called. One per process."""
 
     def __init__(self, settings: Settings, stages: Iterable[Stage]) -> None:
-        self.name = consumer_name()
+        self.name = process_name()
         self._engine = make_engine(settings, application=f"postroad stage {self.name}")
         self._clients = broker.Clients(settings)
         self._threads = HandlerThreads(HUNG_LIMIT)
@@ -70,6 +64,14 @@ class Worker:
         ]
         self._heartbeat = Heartbeat(settings, {shard: keys.alive(shard, self.name) for _, shard in placed})
         self._control = Control(self._engine, settings.schema, self._consumers)
+        self._registration = Registration(
+            self._engine,
+            settings.schema,
+            Role.STAGE,
+            name=self.name,
+            stages=[one.stage.full_name for one in self._consumers],
+            running=lambda: [run for consumer in self._consumers for run in consumer.attempts],
+        )
         self._stopping = asyncio.Event()
 
     @property
@@ -91,7 +93,7 @@ class Worker:
         controlling = asyncio.create_task(self._control.run())
         tiring = asyncio.create_task(self._stop_when_worn_out())
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._registration, asyncio.TaskGroup() as group:
                 for consumer in self._consumers:
                     group.create_task(consumer.run())
                 group.create_task(self._await_stop())

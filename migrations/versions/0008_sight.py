@@ -1,0 +1,17 @@
+"""What people look at: the processes there are, and what they do."""
+
+from pathlib import Path
+
+from alembic import op
+
+from postroad.migrations.statements import statements
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    for statement in statements(Path(__file__).with_suffix(".sql")):
+        op.execute(statement)
