@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -71,6 +72,11 @@ class Envelope:
     time: int
     traceparent: str | None
     deliveries: int = 1
+
+    @property
+    def asked_at(self) -> datetime:
+        """When the transaction of the event began, by the clock of Postgres."""
+        return datetime.fromtimestamp(self.time / 1000, UTC)
 
     @classmethod
     def parse(cls, entry_id: str, fields: Mapping[str, str] | None, deliveries: int = 1) -> "Envelope | None":

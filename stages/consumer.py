@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -267,7 +267,7 @@ class Consumer:
             else:
                 assert isinstance(delivery, Envelope)
                 self._running[work.task_id] = entry_id
-                follow_up = partial(self._attempt, delivery, work, held)
+                follow_up = partial(self._attempt, delivery, replace(work, asked_at=delivery.asked_at), held)
                 begun += 1
             held.work = asyncio.create_task(self._guarded(follow_up))
         if begun < len(deliveries):

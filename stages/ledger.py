@@ -5,13 +5,14 @@ stage beside this one, another worker that took over, a person who cancelled) it
 """
 
 import hashlib
+import json
 import logging
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 GROUP = 500
 """Outcomes that share one commit at most."""
+
+ERROR_LIMIT = 4000
+"""Characters of an attempt's traceback, from its end, that its event keeps; the stage run has more of the last."""
 
 TRIES = 20
 """How often an outcome is decided again when others keep writing its task."""
@@ -61,6 +65,10 @@ class Work:
     time_left: timedelta | None = None
     """Until the deadline, when this was loaded; by the clock of Postgres, as all dates are."""
     last_error: str | None = None
+    due: datetime | None = None
+    """The date, of its retry or its task, before which it may not start."""
+    asked_at: datetime | None = None
+    """When the event came true by which the stage was asked for, if an entry tells."""
     loaded_at: float = field(default_factory=time.monotonic, compare=False)
 
     def seconds_left(self) -> float:
@@ -135,6 +143,18 @@ class Attempt:
     started_at: datetime
     error: str | None = None
     is_counted: bool = False
+    ended_at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds from when it was ready to its start, as far as the clocks agree; ``None`` if that is not known."""
+        ready_at = max(filter(None, (self.work.asked_at, self.work.due)), default=None)
+        return None if self.work.asked_at is None or ready_at is None else _seconds(self.started_at - ready_at)
+
+    @property
+    def ran(self) -> float:
+        """Seconds from its start to its end."""
+        return _seconds(self.ended_at - self.started_at)
 
     def verdict(self) -> Verdict:
         """Decide, purely from what was loaded: done, tried again after a delay, or dead."""
@@ -161,6 +181,20 @@ class Attempt:
                 if delay.total_seconds() >= self.work.seconds_left():
                     return Verdict(Kind.DEAD, tried, reason=_line(self.work.expired(reason)), error=self.error)
                 return Verdict(Kind.FAILED, tried, reason=reason, error=self.error, delay=delay)
+
+    def data(self, verdict: Verdict, worker: str) -> str:
+        """What its event tells of it, as JSON; what is not known, or not so, is left out."""
+        told: dict[str, Any] = {
+            "attempt": verdict.attempts,
+            "worker": worker,
+            "started_at": self.started_at.isoformat(),
+            "waited_seconds": self.waited,
+            "ran_seconds": self.ran,
+            "reason": verdict.reason,
+            "error": None if verdict.error is None else verdict.error[-ERROR_LIMIT:],
+            "delay_seconds": None if verdict.delay is None else verdict.delay.total_seconds(),
+        }
+        return json.dumps({name: value for name, value in told.items() if value is not None}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +306,7 @@ class Ledger:
             "fingerprint": column(lambda _, verdict: verdict.fingerprint if verdict.kind is Kind.DEAD else None),
             "delay": column(lambda _, verdict: verdict.delay),
             "started_at": column(lambda attempt, _: attempt.started_at),
+            "data": column(lambda attempt, verdict: attempt.data(verdict, self._worker)),
             "lease": column(lambda _, verdict: verdict.lease),
             "worker": self._worker,
         }
@@ -299,7 +334,7 @@ class Ledger:
                     # The service has reported while we thought that it had failed us: that counts.
                     fresh[place] = Settled(None)
                 else:
-                    fresh[place] = replace(attempt, work=now)
+                    fresh[place] = replace(attempt, work=replace(now, asked_at=attempt.work.asked_at))
         return fresh
 
     async def _load(self, connection: AsyncConnection, stage: Stage, tasks: list[UUID]) -> dict[UUID, Work]:
@@ -311,6 +346,10 @@ class Ledger:
 
 def _outpaced(left: Mapping[int, Attempt]) -> TimeoutError:
     return TimeoutError(f"{len(left)} tasks were written by others {TRIES} times in a row")
+
+
+def _seconds(time: timedelta) -> float:
+    return max(round(time.total_seconds(), 6), 0.0)
 
 
 def _line(reason: str) -> str:

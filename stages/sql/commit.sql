@@ -1,8 +1,9 @@
 -- Commit what attempts have come to: stage runs, tasks, dead letters, events, all or nothing.
 -- Parameters, arrays of one length, one outcome a task: task_id uuid[], version int[] (as loaded), stage text[],
 -- kind text[] (done, failed, snoozed, waiting, dead), attempts int[] (with this one), result text[] (JSON), reason
--- text[], error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[], lease bytea[]
--- (of the waiting, else null: then the one there was stays, to know a report that is repeated); and worker text. Long
+-- text[], error text[], fingerprint text[], delay interval[] (until a retry), started_at timestamptz[], data
+-- text[] (of its event, JSON: put together by the worker, as Postgres takes longer to build it than to read it), lease
+-- bytea[] (of the waiting, else null: then the one there was stays, to know a report that is repeated); and worker text. Long
 -- texts go in binary form: as text psycopg escapes each quote in them.
 --
 -- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled, in stages that
@@ -17,8 +18,9 @@ with outcome as materialized (
     select *
       from unnest(%(task_id)s::uuid[], %(version)s::int[], %(stage)s::text[], %(kind)s::text[], %(attempts)s::int[],
                   %(result)b::text[], %(reason)b::text[], %(error)b::text[], %(fingerprint)s::text[],
-                  %(delay)s::interval[], %(started_at)s::timestamptz[], %(lease)s::bytea[])
-           as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at, lease)
+                  %(delay)s::interval[], %(started_at)s::timestamptz[], %(data)b::text[], %(lease)s::bytea[])
+           as o (task_id, version, stage, kind, attempts, result, reason, error, fingerprint, delay, started_at, data,
+                 lease)
      order by task_id
 ),
 held as materialized (
@@ -96,12 +98,7 @@ event_written as (
            case kind when 'done' then 'StageCompleted' when 'failed' then 'StageFailed'
                      when 'snoozed' then 'StageSnoozed' when 'waiting' then 'StageHanded' else 'StageDead' end,
            stage,
-           case kind
-               when 'done' then jsonb_build_object('attempt', attempts, 'worker', %(worker)s::text)
-               else jsonb_strip_nulls(jsonb_build_object(
-                        'attempt', attempts, 'worker', %(worker)s::text, 'reason', reason,
-                        'delay_seconds', extract(epoch from delay)))
-           end,
+           data::jsonb,
            traceparent, priority
       from decided
     union all

@@ -5,7 +5,7 @@
 -- is_ready (all stages before are done); of the latest outcome: attempts, wait (until a retry, or the task, is due,
 -- interval), worker, started_at; results (of the stages that are done, by stage); and, only if the task has a deadline:
 -- deadline, time_left (until then, interval; negative afterwards), last_error (of this stage). is_handed: a service is
--- to report, or has reported answer.
+-- to report, or has reported answer. due: when the retry, or the task, was or is due (null: no date holds it).
 select task.task_id,
        task.version,
        task.payload,
@@ -18,6 +18,7 @@ select task.task_id,
        stage.after <@ task.stages_done as is_ready,
        coalesce(run.attempts, 0) as attempts,
        greatest(run.next_retry_at - clock_timestamp(), task.not_before - clock_timestamp(), interval '0') as wait,
+       greatest(run.next_retry_at, task.not_before) as due,
        run.worker,
        run.started_at,
        case when task.stages_done <> '{}' then

@@ -188,14 +188,16 @@ async def test_a_result_is_written(road: Road, ledger: Ledger) -> None:
         task_id, "status", "stage_status", "stages_done", "retry_count", "version", "finished_at"
     ) == ("in_progress", "pack_done", ["pack"], 0, 2, None)
     assert await road.events(task_id) == ["TaskCreated", "StageCompleted:pack"]
-    assert await road.ask("select data from postroad.outbox where type = 'StageCompleted'") == [
-        ({"attempt": 1, "worker": "host:1:00000000"},)
-    ]
+    assert await road.ask(
+        "select data - 'started_at', (data ->> 'started_at')::timestamptz from postroad.outbox"
+        " where type = 'StageCompleted'"
+    ) == [({"attempt": 1, "worker": "host:1:00000000", "ran_seconds": made.ran}, made.started_at)]
 
 
 async def test_a_failure_with_a_retry_ahead_is_written(road: Road, ledger: Ledger) -> None:
     task_id = await accept(road)
     made = replace(await attempt(ledger, task_id, "pack", Retry("torn", after=60)), error="Traceback …")
+    made = replace(made, work=replace(made.work, asked_at=made.started_at - timedelta(seconds=1.5)))
 
     assert kind_of(await ledger.commit(made)) is Kind.FAILED
 
@@ -208,10 +210,27 @@ async def test_a_failure_with_a_retry_ahead_is_written(road: Road, ledger: Ledge
         task_id, "status", "stage_status", "stages_done", "retry_count", "version", "finished_at"
     ) == ("in_progress", "failed_at_stage:pack", [], 1, 2, None)
     assert await road.events(task_id) == ["TaskCreated", "StageFailed:pack"]
-    assert await road.ask("select data - 'worker' from postroad.outbox where type = 'StageFailed'") == [
-        ({"attempt": 1, "reason": "torn", "delay_seconds": 60},)
-    ]
+    assert await road.ask(
+        "select data - 'worker' - 'started_at' from postroad.outbox where type = 'StageFailed'"
+    ) == [
+        (
+            {
+                "attempt": 1, "waited_seconds": 1.5, "ran_seconds": made.ran, "reason": "torn",
+                "error": "Traceback …", "delay_seconds": 60,
+            },
+        )
+    ]  # fmt: skip
     assert await road.count("dead_letter") == {"dead_letter": 0}
+
+
+async def test_each_attempt_keeps_the_end_of_its_own_error(road: Road, ledger: Ledger) -> None:
+    task_id = await accept(road)
+
+    for error in ("first", "x" * 5000 + "second"):
+        await ledger.commit(replace(await attempt(ledger, task_id, "pack", Retry("torn", after=0)), error=error))
+
+    kept = await road.ask("select data ->> 'error' from postroad.outbox where type = 'StageFailed' order by position")
+    assert kept == [("first",), ("x" * 3994 + "second",)]
 
 
 async def test_a_snooze_is_written(road: Road, ledger: Ledger) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -360,6 +360,37 @@ async def test_what_a_handler_writes_commits_with_its_outcome_and_vanishes_with_
             [(tasks[0], 1), (tasks[1], 2), (tasks[3], 2)]
         )
         assert await line.letter(tasks[2]) == ("never", None, 1)
+
+
+async def test_the_journey_has_when_each_attempt_was_ready_began_and_ended(settings: Settings) -> None:
+    ran: list[tuple[datetime, datetime]] = []
+
+    async def ride(task: Task, connection: AsyncConnection) -> None:
+        began = datetime.now(UTC)
+        # Its transaction is as old as the handler, and so is what that says of the time.
+        await connection.execute(text("select pg_sleep(0.05)"))
+        ran.append((began, datetime.now(UTC)))
+        if task.attempt == 1:
+            raise Retry("no road", after=0.3)
+
+    async with line_with_effects(settings, one_stage(ride)) as line:
+        line.work()
+        await until(lambda: line.has_stream("ride"))  # or a rebuild would ask for the stage, once more and later
+        await line.submit({})
+        await line.are_finished()
+        told = await line.road.ask(
+            "select (data ->> 'started_at')::timestamptz, (data ->> 'waited_seconds')::float8,"
+            "       (data ->> 'ran_seconds')::float8, occurred_at"
+            "  from postroad.outbox where type in ('TaskCreated', 'StageFailed', 'StageCompleted') order by position"
+        )
+
+    (*_, created_at), (first, waited, lasted, failed_at), (second, waited_again, lasted_again, _) = told
+    slack = timedelta(milliseconds=2)  # entries have their time in ms
+    for (started_at, seconds), (began, ended) in zip([(first, lasted), (second, lasted_again)], ran, strict=True):
+        assert started_at <= began
+        assert started_at + timedelta(seconds=seconds) >= ended
+    assert abs(first - timedelta(seconds=waited) - created_at) < slack
+    assert abs(second - timedelta(seconds=waited_again) - (failed_at + timedelta(seconds=0.3))) < slack
 
 
 async def test_a_handler_may_take_a_session(settings: Settings) -> None:

@@ -49,6 +49,22 @@ def fingerprint(reason: str) -> str:
     return verdict(Reject(reason)).fingerprint
 
 
+@pytest.mark.parametrize(
+    ("asked", "due", "waited"),
+    [(-3, None, 3.0), (-3, -1, 1.0), (-1, -3, 1.0), (1, None, 0.0), (None, None, None), (None, -2, None)],
+    ids=["first", "retry", "requeued", "clocks differ", "nobody knows", "reloaded"],
+)
+def test_what_it_waited_counts_from_when_it_was_asked_for_and_due(
+    asked: int | None, due: int | None, waited: float | None
+) -> None:
+    asked_at, due_at = (None if one is None else NOW + timedelta(seconds=one) for one in (asked, due))
+    work = replace(work_after(0), asked_at=asked_at, due=due_at)
+
+    made = Attempt(stage_with(5), work, Completed("1"), NOW, ended_at=NOW + timedelta(seconds=2))
+
+    assert (made.waited, made.ran) == (waited, 2.0)
+
+
 def test_a_result_makes_it_done_with_this_attempt() -> None:
     assert verdict(Completed('{"a":1}'), attempts=2) == Verdict(Kind.DONE, 3, result='{"a":1}')
 
