@@ -15,7 +15,7 @@ from ..core.errors import DeclarationError
 from ..core.settings import Settings, duration
 from ..intake import keys
 from .connect import connection
-from .options import options, read_settings, user
+from .options import options, read_settings, who_and_why
 from .tables import cell, plain, print_rows
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def _duration(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option("--rate", metavar="RATE", help="Requests, and lines of a batch, in a time: 100/s, 6000/m.")
 @click.option("--burst", type=int, metavar="NUMBER", help="So many at once after a rest. [default: all of the rate's]")
 @click.option("--expires", metavar="TIME", callback=_duration, help="Not good any more after this time: 90d, 12h.")
-@click.option("--by", default=user, show_default="you", help="Who makes it.")
+@who_and_why
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def create(
     name: str,
@@ -56,6 +56,7 @@ def create(
     burst: int | None,
     expires: timedelta | None,
     by: str,
+    reason: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -68,7 +69,7 @@ def create(
 
     async def make(opened: AsyncConnection) -> tuple[str, dict[str, Any], set[str]]:
         key, row = await keys.create(
-            opened, name, scopes, by=by, pipelines=pipelines, rate=rate, burst=burst, expires=expires
+            opened, name, scopes, by=by, reason=reason, pipelines=pipelines, rate=rate, burst=burst, expires=expires
         )
         known = await opened.scalars(select(pipeline_table.c.pipeline))
         return key, row, set(pipelines) - set(known)
@@ -97,11 +98,12 @@ def list_(as_json: bool, **given: Any) -> None:
 @key_command.command("revoke")
 @click.argument("key_id")
 @options("database_url", "schema")
-def revoke(key_id: str, **given: Any) -> None:
+@who_and_why
+def revoke(key_id: str, by: str, reason: str | None, **given: Any) -> None:
     """Revoke a key for good, by its id (or by the key itself): it is refused within about two seconds."""
     parsed = keys.parse(key_id)
     key_id = parsed[0] if parsed else key_id
-    is_changed = _do(read_settings(given), lambda opened: keys.revoke(opened, key_id))
+    is_changed = _do(read_settings(given), lambda opened: keys.revoke(opened, key_id, by=by, reason=reason))
     click.echo(f"{key_id} is {'' if is_changed else 'already '}revoked", err=True)
 
 

@@ -46,11 +46,9 @@ _KNOWN = {
 
 
 def who_and_why(command: Command) -> Command:
-    """Give a command ``--by`` and ``--reason``, which stand in the journey of the tasks that it changes."""
-    command = click.option("--reason", help="Why; stands in the task's journey.")(command)
-    return click.option("--by", default=user, show_default="you", help="Who asks; stands in the task's journey.")(
-        command
-    )
+    """Give a command ``--by`` and ``--reason``, which are recorded with what it changes."""
+    command = click.option("--reason", help="Why; recorded with what changes.")(command)
+    return click.option("--by", default=user, show_default="you", help="Who asks; recorded with what changes.")(command)
 
 
 def checked_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:

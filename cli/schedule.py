@@ -13,7 +13,7 @@ from ..core.jsontext import decode
 from ..core.settings import Settings
 from ..intake import schedules
 from .connect import connection
-from .options import options, read_settings
+from .options import options, read_settings, who_and_why
 from .tables import cell, print_rows
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ def _labels(context: click.Context, parameter: click.Parameter, values: Sequence
 @click.option("--payload", metavar="JSON", default="null", show_default=True, callback=_payload, help="Of each task.")
 @click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, callback=_labels, help="Of each task.")
 @click.option("--replace", is_flag=True, help="Change the schedule of this name, if there is one.")
+@who_and_why
 def add(
     name: str,
     pipeline: str,
@@ -56,6 +57,8 @@ def add(
     payload: Any,
     labels: dict[str, str],
     replace: bool,
+    by: str,
+    reason: str | None,
     **given: Any,
 ) -> None:
     """Submit a task to PIPELINE whenever the CRON line says: minute, hour, day of month, month, day of week.
@@ -68,7 +71,7 @@ def add(
             settings,
             lambda opened: schedules.add(
                 opened, name, pipeline, cron, settings.schema,
-                timezone=timezone, payload=payload, labels=labels, replace=replace,
+                timezone=timezone, payload=payload, labels=labels, replace=replace, by=by, reason=reason,
             ),
         )  # fmt: skip
     except (DeclarationError, UnstorableError) as error:
@@ -89,37 +92,41 @@ def list_(as_json: bool, **given: Any) -> None:
 @schedule_command.command("pause")
 @click.argument("name")
 @options("database_url", "schema")
-def pause(name: str, **given: Any) -> None:
+@who_and_why
+def pause(name: str, by: str, reason: str | None, **given: Any) -> None:
     """Let the ticks of a schedule pass."""
-    is_changed = _do(read_settings(given), lambda opened: schedules.pause(opened, name))
+    is_changed = _do(read_settings(given), lambda opened: schedules.pause(opened, name, by=by, reason=reason))
     click.echo(f"{name} is {'' if is_changed else 'already '}paused", err=True)
 
 
 @schedule_command.command("resume")
 @click.argument("name")
 @options("database_url", "schema")
-def resume(name: str, **given: Any) -> None:
+@who_and_why
+def resume(name: str, by: str, reason: str | None, **given: Any) -> None:
     """Go on with a schedule that was paused, from its next tick on."""
-    next_at = _do(read_settings(given), lambda opened: schedules.resume(opened, name))
+    next_at = _do(read_settings(given), lambda opened: schedules.resume(opened, name, by=by, reason=reason))
     click.echo(f"{name}: next at {_told(next_at)}", err=True)
 
 
 @schedule_command.command("remove")
 @click.argument("name")
 @options("database_url", "schema")
-def remove(name: str, **given: Any) -> None:
+@who_and_why
+def remove(name: str, by: str, reason: str | None, **given: Any) -> None:
     """Remove a schedule. The tasks that it has submitted stay."""
-    _do(read_settings(given), lambda opened: schedules.remove(opened, name))
+    _do(read_settings(given), lambda opened: schedules.remove(opened, name, by=by, reason=reason))
     click.echo(f"{name} is removed", err=True)
 
 
 @schedule_command.command("run-now")
 @click.argument("name")
 @options("database_url", "schema")
-def run_now(name: str, **given: Any) -> None:
+@who_and_why
+def run_now(name: str, by: str, reason: str | None, **given: Any) -> None:
     """Submit a task of a schedule now, beside its ticks; prints the task's id."""
     settings = read_settings(given)
-    click.echo(_do(settings, lambda opened: schedules.run_now(opened, name, settings.schema)))
+    click.echo(_do(settings, lambda opened: schedules.run_now(opened, name, settings.schema, by=by, reason=reason)))
 
 
 def _do(settings: Settings, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:

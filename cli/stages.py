@@ -11,7 +11,7 @@ from ..core.errors import DeclarationError
 from ..core.rate import OFF, Rate
 from ..intake.limits import list_stages, set_limits
 from .connect import connection
-from .options import options, read_settings
+from .options import options, read_settings, who_and_why
 from .tables import print_rows
 
 _RUN = "run"
@@ -86,7 +86,17 @@ def list_(pipeline: str | None, as_json: bool, **given: Any) -> None:
 @click.option("--burst", type=click.IntRange(1, 1_000_000), help="So many at once after a rest.")
 @click.option("--max-running", type=click.IntRange(1, 1_000_000), help="So many at once, over all processes.")
 @click.option("--clear", is_flag=True, help="Let the limits of the code hold again.")
-def set_(stage: str, rate: str | None, burst: int | None, max_running: int | None, clear: bool, **given: Any) -> None:
+@who_and_why
+def set_(
+    stage: str,
+    rate: str | None,
+    burst: int | None,
+    max_running: int | None,
+    clear: bool,
+    by: str,
+    reason: str | None,
+    **given: Any,
+) -> None:
     """Set limits of a stage; they win over those of its code, from within a second on, until they are cleared."""
     pipeline, dot, name = stage.partition(".")
     if not dot:
@@ -107,7 +117,7 @@ def set_(stage: str, rate: str | None, burst: int | None, max_running: int | Non
 
     async def run() -> None:
         async with connection(settings) as opened:
-            await set_limits(opened, pipeline, name, wanted if clear else limits)
+            await set_limits(opened, pipeline, name, wanted if clear else limits, by=by, reason=reason)
 
     asyncio.run(run())
     said = "those of its code" if clear else ", ".join(f"{limit} {value}" for limit, value in limits.items() if value)

@@ -88,6 +88,7 @@ stage_table = Table(
     Column("rests", Integer, nullable=False),
     Column("trouble", Text),
     Column("switched_by", Text),
+    Column("switched_at", _moment),
 )
 task_table = Table(
     "task",
@@ -220,6 +221,20 @@ process_table = Table(
     Column("started_at", _moment, nullable=False),
     Column("seen_at", _moment, nullable=False),
     Column("stopped_at", _moment),
+)
+operation_table = Table(
+    "operation",
+    metadata,
+    Column("operation_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", _moment, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("on_behalf_of", Text),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("pipeline", Text),
+    Column("reason", Text),
+    Column("before", JSONB),
+    Column("after", JSONB),
 )
 
 

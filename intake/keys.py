@@ -18,7 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core.database import api_key_table
 from ..core.errors import DeclarationError, NotFoundError
+from ..core.moment import rfc3339
 from ..core.rate import MOST, Rate
+from ..outbox.operation import record
 
 SCOPES = ("submit", "read", "operate")
 """What a key can be good for: submit tasks; look at them; cancel, retry, pause, and resolve dead letters."""
@@ -59,6 +61,7 @@ async def create(
     scopes: Collection[str],
     *,
     by: str,
+    reason: str | None = None,
     pipelines: Collection[str] = (),
     rate: str | None = None,
     burst: int | None = None,
@@ -96,8 +99,11 @@ async def create(
         "created_by": by,
         "expires_at": None if expires is None else func.now() + bindparam("expires", expires, INTERVAL),
     }
-    row = await connection.execute(insert(api_key_table).values(values).returning(*_SHOWN))
-    return f"prk_{key_id}_{secret}", dict(row.one()._mapping)
+    row = (await connection.execute(insert(api_key_table).values(values).returning(*_SHOWN))).one()
+    said = {"name": name, "scopes": row.scopes, "pipelines": row.pipelines, "rate": rate, "burst": burst}
+    end = None if row.expires_at is None else rfc3339(row.expires_at)
+    await record(connection, "create key", key_id, by=by, reason=reason, after=said | {"expires_at": end})
+    return f"prk_{key_id}_{secret}", dict(row._mapping)
 
 
 async def list_keys(connection: AsyncConnection) -> Sequence[dict[str, Any]]:
@@ -119,16 +125,23 @@ async def are_any(connection: AsyncConnection) -> bool:
     return (await connection.execute(select(api_key_table.c.key_id).limit(1))).one_or_none() is not None
 
 
-async def revoke(connection: AsyncConnection, key_id: str) -> bool:
+async def revoke(connection: AsyncConnection, key_id: str, *, by: str, reason: str | None = None) -> bool:
     """Revoke a key in the caller's transaction; returns whether it was not revoked before. Raises ``NotFoundError``.
 
     The processes of the intake hear of it within two seconds or so.
     """
     is_it = api_key_table.c.key_id == key_id
     done = await connection.execute(
-        update(api_key_table).where(is_it, api_key_table.c.revoked_at.is_(None)).values(revoked_at=func.now())
+        update(api_key_table)
+        .where(is_it, api_key_table.c.revoked_at.is_(None))
+        .values(revoked_at=func.now())
+        .returning(api_key_table.c.name)
     )
-    if done.rowcount:
+    if (name := done.scalar_one_or_none()) is not None:
+        known = {"name": name, "revoked": False}
+        await record(
+            connection, "revoke key", key_id, by=by, reason=reason, before=known, after=known | {"revoked": True}
+        )
         return True
     if (await connection.execute(select(api_key_table.c.key_id).where(is_it))).one_or_none() is None:
         raise NotFoundError(f"there is no key {key_id!r}; postroad key list shows them")

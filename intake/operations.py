@@ -42,7 +42,6 @@ from .transaction import transaction
 UNNAMED = "http"
 """Who has asked, if a request does not say."""
 
-PAUSE = {"by": TEXT}
 RETRY = WHO_AND_WHY | {"from": TEXT}
 RESOLVE = WHO_AND_WHY | SELECTION | {"all": FLAG, "dry_run": FLAG, "limit": LIMIT}
 WHICH = [
@@ -104,11 +103,12 @@ class Operations:
                 problems=(404, 409, 422, 503), body=Body.of(RETRY, example={"from": "allocate", "by": "ada"}),
             ),
             Endpoint(
-                "POST", f"{of_stage}/pause", self.pause, "operate", state, problems=(404, 422, 503), body=Body.of(PAUSE)
+                "POST", f"{of_stage}/pause", self.pause, "operate", state,
+                problems=(404, 422, 503), body=Body.of(WHO_AND_WHY),
             ),
             Endpoint(
                 "POST", f"{of_stage}/resume", self.resume, "operate", state,
-                problems=(404, 422, 503), body=Body.of(PAUSE),
+                problems=(404, 422, 503), body=Body.of(WHO_AND_WHY),
             ),
             Endpoint(
                 "POST", "/v1/leases/{token}:complete", self.complete_lease, None, reported,
@@ -236,16 +236,15 @@ class Operations:
         return await self._resolve(request, dead_letters.discard, "discarded")
 
     async def _set_paused(self, request: Request, *, paused: bool) -> Response:
-        asked, caller = await read_members(request, PAUSE), caller_of(request)
+        asked, caller = await read_members(request, WHO_AND_WHY), caller_of(request)
         pipeline, stage = request.path_params["pipeline"], request.path_params["stage"]
         if not (is_text(pipeline) and is_text(stage)):
             raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such stage")
         if not caller.may_use(pipeline):
             raise Problem(HTTPStatus.NOT_FOUND, "not-found", f"there is no stage {pipeline}.{stage}")
         who = _who_and_why(caller, asked)
-        by = f"{who['by']} for {who['on_behalf_of']}" if who["on_behalf_of"] else who["by"]
         async with transaction(self._engine) as connection:
-            changed = await set_paused(connection, pipeline, stage, self._schema, paused=paused, by=by)
+            changed = await set_paused(connection, pipeline, stage, self._schema, paused=paused, **who)
         return JSONResponse({"pipeline": pipeline, "stage": stage, "paused": paused, "changed": changed})
 
     async def _resolve(self, request: Request, resolve: dead_letters.Resolve, done: str) -> Response:

@@ -3,7 +3,7 @@
 -- The caller holds the tasks (hold). Their dead letters are discarded with them. An attempt that runs just now finds
 -- another version when it commits, and changes nothing. Returns task_id of those that were cancelled.
 with held as materialized (
-    select task_id, pipeline, traceparent
+    select task_id, pipeline, traceparent, status, stage_status
       from postroad.task
      where task_id = any (%(task_id)s::uuid[]) and status in ('pending', 'in_progress', 'failed')
 ),
@@ -23,7 +23,9 @@ event_written as (
     insert into postroad.outbox (task_id, pipeline, type, data, traceparent)
     select task_id, pipeline, 'TaskCancelled',
            jsonb_strip_nulls(jsonb_build_object(
-               'by', %(by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text)), traceparent
+               'by', %(by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text,
+               'before', jsonb_build_object('status', status, 'stage_status', stage_status),
+               'after', jsonb_build_object('status', 'cancelled'))), traceparent
       from held
 )
 select task_id from held

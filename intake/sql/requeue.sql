@@ -1,5 +1,6 @@
 -- Give dead letters another chance: their stages begin anew, with all their attempts.
 -- Parameters: dead_letter_id bigint[], resolved_by text, on_behalf_of text and reason text (null: none given).
+-- Of more than one an operation is recorded, which their events name.
 -- The caller holds the tasks (hold_dead). Only unresolved letters of tasks that were not cancelled, and of stages that
 -- are still in force.
 -- A task with another dead stage stays failed until that is requeued too. A deadline that has passed is dropped: who
@@ -15,7 +16,7 @@ with letter as (
        and task.status = 'failed'
        and exists (select from postroad.stage
                     where stage.pipeline = dead_letter.pipeline and stage.stage = dead_letter.stage)
-    returning dead_letter.task_id, dead_letter.pipeline, dead_letter.stage
+    returning dead_letter.task_id, dead_letter.pipeline, dead_letter.stage, dead_letter.reason, dead_letter.attempts
 ),
 run as (
     update postroad.stage_run
@@ -37,13 +38,24 @@ task_written as (
               from letter
              group by letter.task_id) as requeued
      where task.task_id = requeued.task_id
-    returning task.task_id, task.traceparent
+    returning task.task_id, task.traceparent, task.status
+),
+operation as (
+    insert into postroad.operation (by, on_behalf_of, action, target, reason, after)
+    select %(resolved_by)s, %(on_behalf_of)s, 'requeue', 'dead letters', %(reason)s,
+           jsonb_build_object('letters', count(*), 'stages', jsonb_agg(distinct pipeline || '.' || stage))
+      from letter
+    having count(*) > 1
+    returning operation_id
 ),
 event as (
     insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
     select task_id, pipeline, 'StageRequeued', stage,
            jsonb_strip_nulls(jsonb_build_object(
-               'by', %(resolved_by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text)), traceparent
+               'by', %(resolved_by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text,
+               'operation', (select operation_id from operation),
+               'before', jsonb_build_object('status', 'failed', 'attempts', letter.attempts, 'reason', letter.reason),
+               'after', jsonb_build_object('status', task_written.status, 'attempts', 0))), traceparent
       from letter
       join task_written using (task_id)
 )

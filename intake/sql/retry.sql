@@ -4,7 +4,7 @@
 -- (text[]) that will run again; a deadline that has passed is dropped; no row if the task is not there or is cancelled, or its pipeline has no such stage.
 -- The caller then asks for the stages that are ready (ready_stages) in the same transaction.
 with recursive held as materialized (
-    select task_id, pipeline, traceparent, stages_done
+    select task_id, pipeline, traceparent, status, stage_status, stages_done
       from postroad.task
      where task_id = %(task_id)s and status <> 'cancelled'
 ),
@@ -49,13 +49,17 @@ task_written as (
            deadline = case when task.deadline > clock_timestamp() then task.deadline end
       from held, still_dead
      where task.task_id = held.task_id and exists (select from again)
+    returning task.status, task.stage_status, task.stages_done
 ),
 event_written as (
     insert into postroad.outbox (task_id, pipeline, type, stage, data, traceparent)
     select task_id, pipeline, 'TaskRetried', %(stage)s,
            jsonb_strip_nulls(jsonb_build_object(
                'by', %(by)s::text, 'on_behalf_of', %(on_behalf_of)s::text, 'reason', %(reason)s::text,
-               'stages', (select jsonb_agg(stage) from again))),
+               'stages', (select jsonb_agg(stage) from again),
+               'before', jsonb_build_object(
+                   'status', held.status, 'stage_status', held.stage_status, 'stages_done', held.stages_done),
+               'after', (select to_jsonb(task_written) from task_written))),
            traceparent
       from held
      where exists (select from again)

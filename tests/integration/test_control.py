@@ -41,7 +41,7 @@ async def cancelled(road: Road, *tasks: UUID) -> list[UUID]:
 
 async def paused(road: Road, stage: str, is_paused: bool, pipeline: str = "travel") -> bool:
     async with transaction(road) as connection:
-        return await set_paused(connection, pipeline, stage, road.settings.schema, paused=is_paused)
+        return await set_paused(connection, pipeline, stage, road.settings.schema, paused=is_paused, by="ada")
 
 
 async def retried(road: Road, task_id: UUID, stage: str) -> list[str]:
@@ -58,7 +58,7 @@ async def test_a_task_that_waits_is_cancelled_and_says_by_whom(road: Road) -> No
     assert await cancelled(road, task) == [task]
     assert await road.task(task, "status", "version") == ("cancelled", 2)
     assert (await road.events(task))[-1] == "TaskCancelled"
-    (data,) = await road.ask("select data from postroad.outbox where type = 'TaskCancelled'")
+    (data,) = await road.ask("select data - 'before' - 'after' from postroad.outbox where type = 'TaskCancelled'")
     assert data[0] == {"by": "ann", "reason": "a test"}
     assert await road.violated() == {}
 

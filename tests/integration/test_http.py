@@ -341,7 +341,7 @@ async def test_a_service_that_is_gone_pauses_its_stage(settings: Settings) -> No
         await until(have_all_been_told)
         is_gone = False
         async with line.road.engine.begin() as connection:
-            await set_paused(connection, "road", "ride", line.settings.schema, paused=False)
+            await set_paused(connection, "road", "ride", line.settings.schema, paused=False, by="ada")
 
         assert await line.are_finished() == {"completed": 5}
         assert (await the_stage(line)).trouble is None

@@ -27,7 +27,8 @@ async def letters(door: Door, query: str = "") -> list[dict[str, Any]]:
 
 async def said(road: Road, type_: str) -> dict[str, Any]:
     """What the one event of this type says of who asked, and why."""
-    ((data,),) = await road.ask("select data from postroad.outbox where type = :type", type=type_)
+    statement = "select data - 'before' - 'after' from postroad.outbox where type = :type"
+    ((data,),) = await road.ask(statement, type=type_)
     return dict(data)
 
 

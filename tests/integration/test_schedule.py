@@ -26,7 +26,9 @@ YEARLY = "0 0 1 1 *"
 async def add(road: Road, name: str = "nightly", cron: str = "* * * * *", **options: Any) -> datetime:
     """Make a schedule for ``travel``."""
     async with road.engine.begin() as connection:
-        return await schedules.add(connection, name, options.pop("pipeline", "travel"), cron, "postroad", **options)
+        return await schedules.add(
+            connection, name, options.pop("pipeline", "travel"), cron, "postroad", by="ada", **options
+        )
 
 
 async def put_back(road: Road, name: str, by: timedelta) -> datetime:
@@ -234,14 +236,14 @@ async def _has_run(road: Road) -> bool:
 async def test_a_paused_schedule_lets_its_ticks_pass(road: Road) -> None:
     first = await add(road, cron=YEARLY)
     async with road.engine.begin() as connection:
-        assert await schedules.pause(connection, "nightly")
-        assert not await schedules.pause(connection, "nightly")
+        assert await schedules.pause(connection, "nightly", by="ada")
+        assert not await schedules.pause(connection, "nightly", by="ada")
     await road.ask("update postroad.schedule set next_at = '2026-01-01'")
     assert await run_round(road) == 0
 
     async with road.engine.begin() as connection:
-        assert await schedules.resume(connection, "nightly") == first
-        assert await schedules.resume(connection, "nightly") == first
+        assert await schedules.resume(connection, "nightly", by="ada") == first
+        assert await schedules.resume(connection, "nightly", by="ada") == first
 
     assert await run_round(road) == 0
     assert await road.count("task") == {"task": 0}
@@ -251,8 +253,8 @@ async def test_a_schedule_can_be_run_now_beside_its_ticks(road: Road) -> None:
     first = await add(road, cron=YEARLY, payload=[1], labels={"a": "b"})
 
     async with road.engine.begin() as connection:
-        await schedules.pause(connection, "nightly")
-        tasks = [await schedules.run_now(connection, "nightly", "postroad") for _ in range(2)]
+        await schedules.pause(connection, "nightly", by="ada")
+        tasks = [await schedules.run_now(connection, "nightly", "postroad", by="ada") for _ in range(2)]
 
     assert len(set(tasks)) == 2
     assert await road.task(tasks[0], "payload", "labels") == ([1], {"a": "b"})
@@ -269,13 +271,13 @@ async def test_a_schedule_can_be_replaced_and_removed(road: Road) -> None:
     assert (await row(road))["payload"] == {"x": None}
 
     async with road.engine.begin() as connection:
-        await schedules.remove(connection, "nightly")
+        await schedules.remove(connection, "nightly", by="ada")
         assert await schedules.list_schedules(connection) == []
         for missing in (
-            schedules.remove(connection, "nightly"),
-            schedules.pause(connection, "nightly"),
-            schedules.resume(connection, "nightly"),
-            schedules.run_now(connection, "nightly", "postroad"),
+            schedules.remove(connection, "nightly", by="ada"),
+            schedules.pause(connection, "nightly", by="ada"),
+            schedules.resume(connection, "nightly", by="ada"),
+            schedules.run_now(connection, "nightly", "postroad", by="ada"),
         ):
             with pytest.raises(NotFoundError, match="no schedule 'nightly'"):
                 await missing
