@@ -22,9 +22,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from ..core.backoff import Pause
 from ..core.database import is_transient, make_engine
 from ..core.errors import SettingsError, first_line
+from ..core.logs import configure_logging, keep_lines
 from ..core.pipeline import Pipeline, Stage
 from ..core.settings import Settings
-from ..core.telemetry import configure_logging
 from ..intake.app import create_app
 from ..intake.connection import READ_SIZE, limited
 from ..intake.keys import are_any
@@ -145,6 +145,7 @@ def run_command(names: tuple[str, ...], is_all: bool, log_level: str, **given: A
     settings = read_settings(given)
     configure_logging(log_level)
     pipelines = load_app(settings.app)
+    keep_lines()
     stages = select_stages(pipelines, names)
     hung, code = _run(_work(settings, pipelines, stages))
     if hung or code:

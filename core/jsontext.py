@@ -170,3 +170,8 @@ def _too_deep() -> UnstorableError:
 
 def _refuse_constant(name: str) -> Any:
     raise UnstorableError(f"{name} is no JSON number", malformed=True)
+
+
+def storable(text: str) -> str:
+    """``text`` as Postgres takes it: what it does not take is replaced."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

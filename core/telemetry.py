@@ -1,19 +1,14 @@
-"""Spans, trace context and log lines: every name that shows up outside is here.
+"""Spans and trace context: every name of them that shows up outside is here.
 
 Every task has a trace, whether or not anybody collects spans: without an SDK we make the ids ourselves, so that
 the id in the answer, in SQL and in the logs is the same as the one a collector would show.
 """
 
-import json
-import logging
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cache
-from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
@@ -32,9 +27,6 @@ HEALED = "postroad.healed"
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _propagator = TraceContextTextMapPropagator()
-
-FIELDS = ("pipeline", "stage", "task_id", "attempt", "outcome", "trace_id", "duration_ms", "worker", "shard")
-"""The fields of a log line beside time, level and message. There is none for payloads and results."""
 
 
 def continued(traceparent: str | None) -> str:
@@ -118,41 +110,3 @@ def _healed() -> metrics.Counter:
     return metrics.get_meter(TRACER).create_counter(
         HEALED, unit="1", description="Stages of tasks asked for again, and entries taken over, after a loss"
     )
-
-
-class JSONLines(logging.Formatter):
-    """A JSON object a line: ``timestamp``, ``level``, ``logger``, ``message``, and those of ``FIELDS`` that it has."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        if record.exc_info and record.exc_info[0]:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
-class ConsoleLines(logging.Formatter):
-    """The same for a person at a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        fields = " ".join(f"{name}={getattr(record, name)}" for name in FIELDS if hasattr(record, name))
-        line = f"{moment} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
-        if record.exc_info and record.exc_info[0]:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
-
-
-def configure_logging(level: str, *, console: bool | None = None) -> None:
-    """Log to stderr: as JSON lines, or for a person if ``console`` (by default: if stderr is a terminal)."""
-    handler = logging.StreamHandler(sys.stderr)
-    for_person = sys.stderr.isatty() if console is None else console
-    handler.setFormatter(ConsoleLines() if for_person else JSONLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("alembic", "sqlalchemy", "asyncio", "httpx2"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -313,6 +313,7 @@ class _Session:
         ]
         progress = self._progress[shard.number]
         seen = progress.seen or ""
+        began = _now()
         if entries:
             links = tuple(entry.event.traceparent for entry in entries[:128] if entry.event.traceparent)
             with telemetry.span(
@@ -326,6 +327,14 @@ class _Session:
             log.info("shard is not as expected: %s", publication.value, extra={"shard": shard.number})
             return False
         progress.seen = str(then)
+        if entries:
+            log.debug(
+                "published %d entries", len(entries),
+                extra={
+                    "shard": shard.number, "entries": len(entries), "outcome": publication.value,
+                    "duration_ms": round((_now() - began) * 1000, 1),
+                },
+            )  # fmt: skip
         return True
 
     async def _inspect(self, shard: Shard, progress: _Progress) -> None:

@@ -57,7 +57,7 @@ class Attempts:
             came_to = await self._run_in_transaction(work, started_at)
         if isinstance(came_to, Settled):
             return came_to
-        return await self._conclude(work, came_to.outcome, started_at, error=came_to.error)
+        return await self._conclude(work, came_to.outcome, started_at, error=came_to.error, lines=came_to.lines)
 
     async def _hand_over(self, work: Work, within: timedelta, started_at: datetime) -> Settled:
         """Hand the work to a service that reports later. The lease is committed first: the report may come at once."""
@@ -80,10 +80,10 @@ class Attempts:
             return Settled(None)
         if fresh.answer is not None:
             # It has reported already; that counts, even if its first answer was lost on the way.
-            return await self._conclude(fresh, reported(fresh.answer), _now(), is_counted=True)
+            return await self._conclude(fresh, reported(fresh.answer), _now(), is_counted=True, lines=run.lines)
         if isinstance(run.outcome, Completed):
             return settled
-        return await self._conclude(fresh, run.outcome, _now(), error=run.error, is_counted=True)
+        return await self._conclude(fresh, run.outcome, _now(), error=run.error, is_counted=True, lines=run.lines)
 
     async def reject(self, work: Work, reason: str) -> Settled:
         """Make a dead letter of ``work`` without running it."""
@@ -111,16 +111,19 @@ class Attempts:
         self, connection: AsyncConnection, work: Work, started_at: datetime
     ) -> tuple[Run | Settled, bool]:
         """Run the handler over ``connection``; what it came to, and whether the server was lost on the way."""
+        lines: tuple[str, ...] = ()
         try:
             await connection.begin()
             run = await run_over(
                 connection, self._stage, work.task(self._stage), self._threads, within=work.seconds_left()
             )
+            lines = run.lines
             if isinstance(run.outcome, Completed):
-                return await self._commit_within(connection, Attempt(self._stage, work, run.outcome, started_at)), False
+                attempt = Attempt(self._stage, work, run.outcome, started_at, lines=lines)
+                return await self._commit_within(connection, attempt), False
             return run, connection.invalidated and _tells_of_loss(run.outcome)
         except Exception as error:
-            run = Run(Retry(f"the transaction failed: {first_line(error)}"))
+            run = Run(Retry(f"the transaction failed: {first_line(error)}"), lines=lines)
             return run, connection.invalidated and _tells_of_loss(error)
 
     @contextlib.asynccontextmanager
@@ -151,9 +154,10 @@ class Attempts:
         *,
         error: str | None = None,
         is_counted: bool = False,
+        lines: tuple[str, ...] = (),
     ) -> Settled:
         """Commit an outcome with the others of this moment."""
-        attempt = Attempt(self._stage, work, outcome, started_at, error, is_counted)
+        attempt = Attempt(self._stage, work, outcome, started_at, error, is_counted, lines)
         try:
             return await persist("committing", lambda: self._ledger.commit(attempt))
         except Exception as refusal:
@@ -193,7 +197,7 @@ async def run_over(
         event.remove(connection.sync_connection, "commit", note)
     if commits:
         reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
-        return Run(Reject(reason), run.error)
+        return Run(Reject(reason), run.error, run.lines)
     return run
 
 

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ..core import telemetry
+from ..core import logs, telemetry
 from ..core.command_stage import REJECT, SNOOZE, CommandStage
 from ..core.errors import DeclarationError, SettingsError, UnstorableError
 from ..core.jsontext import decode
@@ -78,6 +78,8 @@ class CommandHandler:
 
     def _outcome(self, code: int, output: bytes, said: bytes) -> Any:
         text = said.decode("utf-8", "replace").strip()
+        for line in text.splitlines()[-logs.KEPT_LINES :]:
+            logs.keep(line)
         reason = text.splitlines()[-1].strip() if text else ""
         cause = ProgramError(f"{_end(code)}\n{text[-ERROR_LIMIT:]}")
         if code == REJECT:

@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.backoff import backoff
 from ..core.batching import GroupCommit
 from ..core.database import Statements, is_transient
+from ..core.jsontext import storable
 from ..core.moment import rfc3339
 from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry, Snooze
 from ..core.pipeline import Stage
@@ -135,6 +136,7 @@ class Attempt:
     """One attempt of ``stage`` on ``work`` that has come to ``outcome``; ``error`` is a traceback, if there is one.
 
     ``is_counted``: it was counted when its work was handed to a service, so ``work`` has it among the attempts.
+    ``lines`` are the last that it logged.
     """
 
     stage: Stage
@@ -143,6 +145,7 @@ class Attempt:
     started_at: datetime
     error: str | None = None
     is_counted: bool = False
+    lines: tuple[str, ...] = ()
     ended_at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
 
     @property
@@ -193,6 +196,7 @@ class Attempt:
             "reason": verdict.reason,
             "error": None if verdict.error is None else verdict.error[-ERROR_LIMIT:],
             "delay_seconds": None if verdict.delay is None else verdict.delay.total_seconds(),
+            "log": self.lines or None,
         }
         return json.dumps({name: value for name, value in told.items() if value is not None}, ensure_ascii=False)
 
@@ -354,5 +358,4 @@ def _seconds(time: timedelta) -> float:
 
 def _line(reason: str) -> str:
     """One line of text that Postgres can keep, 1,000 characters at most."""
-    text = reason.strip().replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
-    return (text.splitlines() or [""])[0][:1000] or "no reason given"
+    return (storable(reason.strip()).splitlines() or [""])[0][:1000] or "no reason given"

@@ -6,16 +6,16 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opentelemetry.trace import SpanKind
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from ..core import telemetry
+from ..core import logs, telemetry
 from ..core.command_stage import CommandStage
 from ..core.http_stage import HttpStage
-from ..core.jsontext import encode
+from ..core.jsontext import encode, storable
 from ..core.outcome import Completed, Outcome, Reject, Retry, Snooze
 from ..core.pipeline import Handler, Stage
 from ..core.task import Task
@@ -29,10 +29,11 @@ ERROR_LIMIT = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an attempt came to, and the traceback if it failed by an exception."""
+    """What an attempt came to, the traceback if it failed by an exception, and the last lines that it logged."""
 
     outcome: Outcome
     error: str | None = None
+    lines: tuple[str, ...] = ()
 
 
 class HandlerThreads:
@@ -101,6 +102,18 @@ async def run_handler(
     ``connection`` is the transaction for a handler that asks for one. Whatever the handler raises becomes an outcome;
     only cancellation of the caller itself comes out as ``CancelledError``.
     """
+    timeout = min(stage.timeout.total_seconds(), within)
+    if _is_cancelled():
+        # The cancellation was lost on the way here, as by asyncio.wait_for before Python 3.12, which redis-py uses.
+        raise asyncio.CancelledError
+    with logs.lines_of(task) as attempted:
+        run = await _run(stage, task, threads, connection, timeout)
+    return replace(run, lines=attempted.lines)
+
+
+async def _run(
+    stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None, timeout: float
+) -> Run:
     attributes: dict[str, str | int] = {
         "messaging.system": "redis",
         "messaging.operation.name": telemetry.PROCESS,
@@ -109,10 +122,6 @@ async def run_handler(
         "messaging.message.id": str(task.task_id),
         "postroad.attempt": task.attempt,
     }
-    timeout = min(stage.timeout.total_seconds(), within)
-    if _is_cancelled():
-        # The cancellation was lost on the way here, as by asyncio.wait_for before Python 3.12, which redis-py uses.
-        raise asyncio.CancelledError
     try:
         name = f"{telemetry.PROCESS} {stage.name}"
         with telemetry.span(name, SpanKind.CONSUMER, task.traceparent, attributes):
@@ -234,8 +243,7 @@ def _completed(value: Any) -> Run:
 
 
 def _traceback(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error))
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[-ERROR_LIMIT:]
+    return storable("".join(traceback.format_exception(error)))[-ERROR_LIMIT:]
 
 
 def _text(error: BaseException) -> str:

@@ -98,10 +98,11 @@ class DoomedAttempts(Attempts):
         *,
         error: str | None = None,
         is_counted: bool = False,
+        lines: tuple[str, ...] = (),
     ) -> Settled:
         if self._crash.step is Step.BEFORE_COMMITTING and isinstance(outcome, Completed):
             await self._crash.strike(work.task_id)
-        return await super()._conclude(work, outcome, started_at, error=error, is_counted=is_counted)
+        return await super()._conclude(work, outcome, started_at, error=error, is_counted=is_counted, lines=lines)
 
 
 def doom(consumer: Consumer, crash: Crash) -> None:

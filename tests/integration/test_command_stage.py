@@ -174,3 +174,15 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+async def test_what_a_program_says_on_standard_error_is_the_log_of_its_attempt(script: Any, settings: Settings) -> None:
+    work = script("for n in $(seq 60); do echo line $n >&2; done; echo 1")
+
+    async with open_line(settings, road_by([work])) as line:
+        line.work()
+        (task_id,) = await line.submit(None)
+        await settled(line, task_id)
+
+        ((kept,),) = await line.road.ask("select data -> 'log' from postroad.outbox where type = 'StageCompleted'")
+    assert kept == [f"line {number}" for number in range(11, 61)]

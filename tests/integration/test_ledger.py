@@ -880,3 +880,17 @@ def test_a_task_is_consistent_whatever_happens_to_it(settings: Settings) -> None
         finally:
             runner.run(engine.dispose())
             runner.run(opened.__aexit__(None, None, None))
+
+
+async def test_the_lines_of_an_attempt_stand_in_its_event_if_there_are_any(road: Road, ledger: Ledger) -> None:
+    task_id = await accept(road)
+    said = ('INFO \\ "one"', "ERROR ☃\ntwo")
+    await ledger.commit(replace(await attempt(ledger, task_id, "pack", Retry("no box")), lines=said))
+    await commit(ledger, task_id, "pack")
+
+    rows = await road.ask("select type, data from postroad.outbox where stage = 'pack' order by position")
+
+    told = dict(rows[:2])
+    assert told["StageFailed"]["log"] == list(said)
+    assert told["StageFailed"]["reason"] == "no box"
+    assert "log" not in told["StageCompleted"]

@@ -1,10 +1,7 @@
-"""Traces that go on from stage to stage, with an SDK or without; and the lines of the log."""
+"""Traces that go on from stage to stage, with an SDK or without."""
 
 import json
-import logging
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from opentelemetry import metrics, trace
@@ -17,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from postroad.core import telemetry
-from postroad.core.telemetry import ConsoleLines, JSONLines, configure_logging, continued, span, trace_id
+from postroad.core.telemetry import continued, span, trace_id
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -122,13 +119,6 @@ def test_a_trace_that_nobody_records_keeps_its_id(monkeypatch: pytest.MonkeyPatc
         assert inner == TRACEPARENT
 
 
-def record(message: str, *arguments: Any, error: bool = False, **fields: Any) -> logging.LogRecord:
-    exc_info = sys.exc_info() if error else None
-    made = logging.LogRecord("postroad.relay", logging.WARNING, "relay.py", 1, message, arguments, exc_info)
-    made.__dict__.update(fields)
-    return made
-
-
 def test_an_exception_whose_words_fail_fails_the_span_and_goes_on(exporter: InMemorySpanExporter) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
@@ -160,74 +150,3 @@ def test_what_was_healed_is_counted_by_its_reason(monkeypatch: pytest.MonkeyPatc
     assert metric["name"] == "postroad.healed"
     counted = {tuple(point["attributes"].values()): point["value"] for point in metric["data"]["data_points"]}
     assert counted == {("lost entry", "travel", "ride"): 5, ("no marker",): 1}
-
-
-def test_a_line_is_one_json_object_with_the_fields_that_it_has() -> None:
-    line = JSONLines().format(record("ran %s\nin two lines", "allocate", stage="allocate", attempt=2, payload="secret"))
-
-    assert "\n" not in line
-    document = json.loads(line)
-    assert document.pop("timestamp").endswith("+00:00")
-    assert document == {
-        "level": "warning",
-        "logger": "postroad.relay",
-        "message": "ran allocate\nin two lines",
-        "stage": "allocate",
-        "attempt": 2,
-    }
-
-
-def test_a_line_of_an_exception_holds_its_traceback() -> None:
-    try:
-        raise KeyError("quota")
-    except KeyError:
-        failed = record("failed", error=True)
-
-    assert "KeyError: 'quota'" in json.loads(JSONLines().format(failed))["exception"]
-    assert ConsoleLines().format(failed).endswith("KeyError: 'quota'")
-
-
-def test_a_field_that_is_no_json_is_written_as_text() -> None:
-    assert json.loads(JSONLines().format(record("ran", task_id=TRACE, outcome=ValueError("x"))))["outcome"] == "x"
-
-
-def test_a_line_for_a_person_ends_with_the_fields() -> None:
-    line = ConsoleLines().format(record("ran %s", "it", stage="allocate", payload="secret"))
-
-    assert line.endswith(" warning ran it stage=allocate")
-    assert ConsoleLines().format(record("ran it")).endswith("ran it")
-
-
-@pytest.fixture
-def logging_restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    noisy = {name: logging.getLogger(name).level for name in ("alembic", "sqlalchemy", "asyncio")}
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name, was in noisy.items():
-        logging.getLogger(name).setLevel(was)
-
-
-@pytest.mark.usefixtures("logging_restored")
-def test_the_log_goes_to_stderr_as_json_lines_if_that_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging("info")
-    logging.getLogger("postroad.relay").info("relaying", extra={"shard": 3})
-    logging.getLogger("sqlalchemy.engine").info("select 1")
-    logging.getLogger("postroad.relay").debug("silent")
-
-    written = capsys.readouterr()
-
-    assert written.out == ""
-    (line,) = written.err.splitlines()
-    assert json.loads(line)["message"] == "relaying"
-    assert json.loads(line)["shard"] == 3
-
-
-@pytest.mark.usefixtures("logging_restored")
-def test_the_log_can_be_written_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging("warning", console=True)
-    logging.getLogger("postroad.relay").warning("relaying", extra={"shard": 3})
-
-    assert capsys.readouterr().err.rstrip().endswith("warning relaying shard=3")
