@@ -28,12 +28,14 @@ from ..core.settings import Settings
 from ..intake.app import create_app
 from ..intake.connection import READ_SIZE, limited
 from ..intake.keys import are_any
+from ..outbox.process import process_name
 from ..relay.relay import Relay
 from ..stages.deploy import record_if_new
 from ..stages.worker import Worker
 from .app import load_app, select_stages
 from .connect import translated, wait_for_postgres, wait_for_redis
 from .options import options, read_settings
+from .telemetry import collected
 from .workers import Workers
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,8 @@ def serve_command(log_level: str, files: tuple[int, ...], **given: Any) -> None:
 
 async def _serve(settings: Settings, sockets: list[socket.socket] | None = None) -> None:
     """Serve in this process, at the address in the settings or at ``sockets``, which are a parent's too."""
-    app = create_app(settings)
+    name = process_name()
+    app = create_app(settings, name=name)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -83,7 +86,8 @@ async def _serve(settings: Settings, sockets: list[socket.socket] | None = None)
         timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
     )
     try:
-        await _Server(config, app, is_child=sockets is not None).serve(sockets)
+        with collected("intake", name):
+            await _Server(config, app, is_child=sockets is not None).serve(sockets)
     except SystemExit:  # with a code of uvicorn's own, after a line that says why
         raise click.exceptions.Exit(1) from None
 
@@ -119,14 +123,16 @@ def relay_command(log_level: str, **given: Any) -> None:
     configure_logging(log_level)
 
     async def run() -> None:
-        relay = Relay(settings)
+        name = process_name()
+        relay = Relay(settings, name=name)
         await wait_for_postgres(settings)
-        relaying = asyncio.create_task(relay.run())
-        _on_stop(relaying.cancel)
-        try:
-            await relaying
-        except asyncio.CancelledError:
-            log.info("stopped")
+        with collected("relay", name):
+            relaying = asyncio.create_task(relay.run())
+            _on_stop(relaying.cancel)
+            try:
+                await relaying
+            except asyncio.CancelledError:
+                log.info("stopped")
 
     _run(run())
 
@@ -194,7 +200,8 @@ async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stag
         await engine.dispose()
     await wait_for_redis(settings)
     _on_stop(worker.stop)
-    await worker.run()
+    with collected("stage", worker.name):
+        await worker.run()
     return worker.abandoned_threads, 1 if worker.is_worn_out else 0
 
 

@@ -1,6 +1,6 @@
 """Settings: read once, from flags, then the environment, then ``postroad.toml``, then the defaults.
 
-Nothing else in the package looks at the environment.
+Nothing else in the package looks at the environment, except for OpenTelemetry's own variables, ``OTEL_*``.
 """
 
 import dataclasses

@@ -57,8 +57,8 @@ CLEAN_UP = 5.0
 """Seconds that a commit has to end when the server stops."""
 
 
-def create_app(settings: Settings) -> Starlette:
-    """The application for one deployment; it connects when it is started.
+def create_app(settings: Settings, *, name: str | None = None) -> Starlette:
+    """The application for one deployment; it connects when it is started. ``name`` is that of the process.
 
     Its ``state.stop()`` ends streams and waits. Call it when the server is to stop: servers wait for what is open
     before they tell the application.
@@ -74,7 +74,7 @@ def create_app(settings: Settings) -> Starlette:
     operations = Operations(settings.schema, engine)
     endpoints = [*door.endpoints(), *views.endpoints(), *operations.endpoints()]
     description = Description(endpoints, keyring)
-    registration = Registration(engine, settings.schema, Role.INTAKE)
+    registration = Registration(engine, settings.schema, Role.INTAKE, name=name)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -231,10 +231,14 @@ class Door:
         return replace(asked, submitted_by=caller.actor) if caller.actor else asked
 
     async def _accept(self, asked: Submission) -> Answer | KeyHeld:
-        attributes = {"messaging.destination.name": asked.pipeline, "messaging.message.id": str(asked.task_id)}
+        name, attributes = f"{telemetry.SEND} {asked.pipeline}", telemetry.sending(asked.pipeline, asked.task_id)
+        parent = telemetry.current(asked.traceparent)
         try:
-            with telemetry.span(telemetry.ACCEPT, SpanKind.SERVER, asked.traceparent, attributes) as traceparent:
-                answer = await self._submitter.submit(asked.traced(traceparent))
+            with telemetry.span(name, SpanKind.PRODUCER, parent, attributes) as span:
+                answer = await self._submitter.submit(asked.traced(telemetry.current(parent)))
+                if isinstance(answer, Accepted) and answer.is_replay:
+                    span.set_attribute("messaging.message.id", str(answer.task_id))
+                    span.set_attribute("postroad.replayed", True)
         except Exception as error:
             raise as_problem(error) from error
         self._note(answer)

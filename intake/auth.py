@@ -16,6 +16,7 @@ from .endpoint import Endpoint
 from .keyring import ANYBODY, Caller, Keyring
 from .problems import Problem
 from .quota import Quota, fields, refusal
+from .served import served
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Guard:
         """``endpoint`` for those who may ask it."""
         handle = endpoint.handle
         if endpoint.scope:
-            handle = self._protect(handle, endpoint.scope, counts_lines=endpoint.counts_lines)
+            handle = served(endpoint, self._protect(handle, endpoint.scope, counts_lines=endpoint.counts_lines))
         return Route(endpoint.path, _asgi(handle), methods=[endpoint.method], name=endpoint.name)
 
     def _protect(self, handler: Handler, scope: str, *, counts_lines: bool) -> Handler:

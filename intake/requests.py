@@ -15,7 +15,7 @@ from ..core.moment import parse_rfc3339
 from ..core.payload_schema import PayloadSchema
 from ..core.priority import WORDS, Priority
 from ..core.task import new_task_id
-from ..core.telemetry import continued
+from ..core.telemetry import continued, sent
 from ..outbox.submit import Submission
 from .members import MOMENT, TASK_ID, Member
 from .problems import FAULTS, Fault, Problem, invalid, malformed
@@ -144,13 +144,16 @@ def submission(
             faults.append(Fault("a string of 1 to 255 printable ASCII characters", "/idempotency_key"))
     if faults:
         raise invalid(*faults)
+    chosen = task_id or new_task_id()
+    # Of many each is sent by itself: a trace of thousands of tasks is of no use.
+    trace = sent(str(pipeline), chosen, traceparent) if allow_key else continued(traceparent)
     return Submission(
-        task_id=task_id or new_task_id(),
+        task_id=chosen,
         has_own_id=task_id is not None,
         pipeline=str(pipeline),
         payload=encode_checked(document["payload"]),
         labels=encode_checked(labels),
-        traceparent=continued(traceparent),
+        traceparent=trace,
         key=key,
         not_before=not_before,
         deadline=deadline,

@@ -16,7 +16,7 @@ from ..core.jsontext import encode
 from ..core.moment import in_utc
 from ..core.priority import WORDS, Priority
 from ..core.task import new_task_id
-from ..core.telemetry import continued, current_traceparent
+from ..core.telemetry import continued, current_traceparent, sent
 from .connections import AnyAsyncConnection, Rows, SyncConnection, execute
 
 
@@ -300,13 +300,14 @@ def _asked(
     for member, text in (("pipeline", pipeline), ("key", key)):
         if text is not None:
             encode({member: text})
+    chosen = task_id or new_task_id()
     return Submission(
-        task_id=task_id or new_task_id(),
+        task_id=chosen,
         has_own_id=task_id is not None,
         pipeline=pipeline,
         payload=encode(payload),
         labels=encode(dict(labels or {})),
-        traceparent=continued(traceparent or current_traceparent()),
+        traceparent=sent(pipeline, chosen, traceparent or current_traceparent()),
         key=key,
         not_before=moments["not_before"],
         deadline=moments["deadline"],

@@ -9,7 +9,8 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -59,14 +60,14 @@ SHORTEST_NAP, LONGEST_NAP = 0.002, 0.05
 class Relay:
     """One relay process. ``run`` goes on until it is cancelled; that is safe at any point."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, name: str | None = None) -> None:
         self._settings = replace(settings, database_url=settings.direct_url or settings.database_url)
         self._sql = Statements(__package__ or "", settings.schema)
         self._clients = broker.Clients(settings)
         keys = Keys(settings.prefix, settings.shards)
         self._shards = [Shard(number, keys, self._clients.of(number)) for number in keys.shards]
         self._engine = make_engine(self._settings, application="postroad relay", pool=1)
-        self._registration = Registration(self._engine, settings.schema, Role.RELAY)
+        self._registration = Registration(self._engine, settings.schema, Role.RELAY, name=name)
 
     async def run(self) -> None:
         """Relay, and connect again whenever Postgres was lost. Raises ``SchemaError`` if it is not migrated."""
@@ -314,20 +315,14 @@ class _Session:
         progress = self._progress[shard.number]
         seen = progress.seen or ""
         began = _now()
-        if entries:
-            links = tuple(entry.event.traceparent for entry in entries[:128] if entry.event.traceparent)
-            with telemetry.span(
-                telemetry.PUBLISH, SpanKind.PRODUCER, telemetry.continued(None),
-                {"messaging.system": "redis", "messaging.batch.message_count": len(entries)}, links=links,
-            ):  # fmt: skip
-                publication = await shard.publish(entries, seen=seen, then=then)
-        else:
-            publication = await shard.publish(entries, seen=seen, then=then)
+        noted = time.time_ns()
+        publication = await shard.publish(entries, seen=seen, then=then)
         if publication is not Publication.DONE:
             log.info("shard is not as expected: %s", publication.value, extra={"shard": shard.number})
             return False
         progress.seen = str(then)
         if entries:
+            _note(entries, noted)
             log.debug(
                 "published %d entries", len(entries),
                 extra={
@@ -408,6 +403,29 @@ class _Session:
         cursor = await self._connection.execute(self._sql[statement])
         row = await cursor.fetchone()
         return bool(row and row[0])
+
+
+def _note(entries: Sequence[Entry], began: int) -> None:
+    """Note in a span for each stage what was published to it, if the trace of one of its tasks is recorded."""
+    if not telemetry.is_on():
+        return
+    to: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        to.setdefault((entry.lane.pipeline, entry.lane.stage), []).append(entry.event.traceparent or "")
+    for (pipeline, stage), traceparents in to.items():
+        attributes: dict[str, str | int] = {
+            "messaging.system": "redis",
+            "messaging.operation.name": telemetry.RELAY,
+            "messaging.operation.type": "send",
+            "messaging.destination.name": f"{pipeline}.{stage}",
+            "messaging.batch.message_count": len(traceparents),
+            "postroad.pipeline": pipeline,
+            "postroad.stage": stage,
+        }
+        links = [one for one in traceparents if one]
+        telemetry.note(
+            f"{telemetry.RELAY} {pipeline}.{stage}", SpanKind.CLIENT, attributes, links=links, began=began
+        )  # fmt: skip
 
 
 def _now() -> float:

@@ -22,7 +22,7 @@ from ..core.errors import DeclarationError, first_line
 from ..core.moment import rfc3339
 from ..core.settings import Settings
 from ..core.task import new_task_id
-from ..core.telemetry import continued
+from ..core.telemetry import sent
 from ..outbox.submit import Accepted, Submission, accept
 
 log = logging.getLogger(__name__)
@@ -123,12 +123,13 @@ def _tick(row: _Due) -> tuple[datetime | None, datetime]:
 
 
 def _submission(row: _Due, tick: datetime) -> Submission:
+    task_id = new_task_id()
     return Submission(
-        task_id=new_task_id(),
+        task_id=task_id,
         pipeline=row.pipeline,
         payload=row.payload,
         labels=row.labels,
-        traceparent=continued(None),
+        traceparent=sent(row.pipeline, task_id, None),
         key=f"schedule/{row.schedule}/{rfc3339(tick)}",
     )
 

@@ -51,7 +51,7 @@ class Attempts:
             return await self._hand_over(work, self._stage.hands_over, started_at)
         if self._stage.transaction is None:
             came_to: Run | Settled = await run_handler(
-                self._stage, work.task(self._stage), self._threads, within=work.seconds_left()
+                self._stage, work.task(self._stage), self._threads, within=work.seconds_left(), is_anew=work.is_anew
             )
         else:
             came_to = await self._run_in_transaction(work, started_at)
@@ -72,8 +72,9 @@ class Attempts:
         if settled.verdict is None or settled.verdict.kind is not Kind.WAITING:
             return settled
         run = await run_handler(
-            self._stage, work.task(self._stage, lease=token), self._threads, within=work.seconds_left()
-        )
+            self._stage, work.task(self._stage, lease=token), self._threads,
+            within=work.seconds_left(), is_anew=work.is_anew,
+        )  # fmt: skip
         loaded = await persist("loading", lambda: self._ledger.load(self._stage, [work.task_id]))
         fresh = loaded.get(work.task_id)
         if fresh is None or not fresh.is_open:
@@ -115,8 +116,9 @@ class Attempts:
         try:
             await connection.begin()
             run = await run_over(
-                connection, self._stage, work.task(self._stage), self._threads, within=work.seconds_left()
-            )
+                connection, self._stage, work.task(self._stage), self._threads,
+                within=work.seconds_left(), is_anew=work.is_anew,
+            )  # fmt: skip
             lines = run.lines
             if isinstance(run.outcome, Completed):
                 attempt = Attempt(self._stage, work, run.outcome, started_at, lines=lines)
@@ -179,7 +181,13 @@ def reported(answer: Mapping[str, Any]) -> Outcome:
 
 
 async def run_over(
-    connection: AsyncConnection, stage: Stage, task: Task, threads: HandlerThreads, *, within: float = math.inf
+    connection: AsyncConnection,
+    stage: Stage,
+    task: Task,
+    threads: HandlerThreads,
+    *,
+    within: float = math.inf,
+    is_anew: bool = False,
 ) -> Run:
     """Run a handler that takes a connection over the open transaction of ``connection``, which stays open.
 
@@ -192,7 +200,7 @@ async def run_over(
 
     event.listen(connection.sync_connection, "commit", note)
     try:
-        run = await run_handler(stage, task, threads, connection, within=within)
+        run = await run_handler(stage, task, threads, connection, within=within, is_anew=is_anew)
     finally:
         event.remove(connection.sync_connection, "commit", note)
     if commits:

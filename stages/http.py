@@ -96,14 +96,22 @@ class HttpHandler:
         raise Snooze(max(self._breaker.rest, AFTER_LEAST), trouble) from cause
 
     async def _post(self, task: Task) -> Answer:
+        traceparent = telemetry.current(task.traceparent)
+        if not telemetry.is_recorded(traceparent):
+            return await self._service.post(*self._service.request(task, traceparent))
+        host, port = self._service.address
         attributes: dict[str, str | int] = {
             "http.request.method": "POST",
-            "server.address": self._service.host,
+            "server.address": host,
+            "server.port": port,
             "url.full": self._service.shown_url,
         }
-        continued = telemetry.current(task.traceparent)
-        with telemetry.span(telemetry.CALL, SpanKind.CLIENT, continued, attributes) as traceparent:
-            return await self._service.post(*self._service.request(task, traceparent))
+        with telemetry.span(telemetry.CALL, SpanKind.CLIENT, traceparent, attributes) as span:
+            answer = await self._service.post(*self._service.request(task, telemetry.current(traceparent)))
+            span.set_attribute("http.response.status_code", answer.status)
+            if answer.status >= 400:
+                telemetry.fail(span, str(answer.status), "")
+            return answer
 
 
 def result_of(answer: Answer, *, reports_later: bool) -> Any:

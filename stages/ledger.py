@@ -36,6 +36,9 @@ GROUP = 500
 ERROR_LIMIT = 4000
 """Characters of an attempt's traceback, from its end, that its event keeps; the stage run has more of the last."""
 
+OLD = timedelta(hours=1)
+"""From this age of a task on, an attempt begins a trace of its own: one trace would go on for days."""
+
 TRIES = 20
 """How often an outcome is decided again when others keep writing its task."""
 
@@ -70,7 +73,14 @@ class Work:
     """The date, of its retry or its task, before which it may not start."""
     asked_at: datetime | None = None
     """When the event came true by which the stage was asked for, if an entry tells."""
+    is_requeued: bool = False
+    """It was a dead letter, and nothing was tried since."""
     loaded_at: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def is_anew(self) -> bool:
+        """True if an attempt begins a trace of its own."""
+        return self.is_requeued or datetime.now(UTC) - self.created_at > OLD
 
     def seconds_left(self) -> float:
         """Seconds until the task's deadline, negative after it; infinite if it has none."""

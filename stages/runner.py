@@ -6,13 +6,15 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from ..core import logs, telemetry
+from ..core.broker import group_name
 from ..core.command_stage import CommandStage
 from ..core.http_stage import HttpStage
 from ..core.jsontext import encode, storable
@@ -96,8 +98,11 @@ async def run_handler(
     connection: AsyncConnection | None = None,
     *,
     within: float = math.inf,
+    is_anew: bool = False,
 ) -> Run:
     """Run ``stage``'s handler on ``task`` once, in a span, within its timeout, and within so many seconds.
+
+    The span is part of the task's trace; ``is_anew``: it begins one of its own, with a link to that.
 
     ``connection`` is the transaction for a handler that asks for one. Whatever the handler raises becomes an outcome;
     only cancellation of the caller itself comes out as ``CancelledError``.
@@ -106,26 +111,56 @@ async def run_handler(
     if _is_cancelled():
         # The cancellation was lost on the way here, as by asyncio.wait_for before Python 3.12, which redis-py uses.
         raise asyncio.CancelledError
-    with logs.lines_of(task) as attempted:
-        run = await _run(stage, task, threads, connection, timeout)
+    with _span(stage, task, is_anew=is_anew) as span, logs.lines_of(task) as attempted:
+        try:
+            run = await _run(stage, task, threads, connection, timeout)
+        except asyncio.CancelledError:
+            span.set_attribute("postroad.outcome", "cancelled")
+            raise
+        if span.is_recording():
+            _tell(span, stage, task, run.outcome)
     return replace(run, lines=attempted.lines)
 
 
-async def _run(
-    stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None, timeout: float
-) -> Run:
+def _span(stage: Stage, task: Task, *, is_anew: bool) -> AbstractContextManager[Span]:
+    if not telemetry.is_recorded(task.traceparent):
+        return nullcontext(INVALID_SPAN)
     attributes: dict[str, str | int] = {
         "messaging.system": "redis",
         "messaging.operation.name": telemetry.PROCESS,
         "messaging.operation.type": "process",
         "messaging.destination.name": stage.full_name,
+        "messaging.consumer.group.name": group_name(stage.pipeline, stage.name),
         "messaging.message.id": str(task.task_id),
+        "postroad.pipeline": stage.pipeline,
+        "postroad.stage": stage.name,
         "postroad.attempt": task.attempt,
     }
+    return telemetry.span(
+        f"{telemetry.PROCESS} {stage.full_name}", SpanKind.CONSUMER, None if is_anew else task.traceparent,
+        attributes, links=[task.traceparent],
+    )  # fmt: skip
+
+
+def _tell(span: Span, stage: Stage, task: Task, outcome: Outcome) -> None:
+    """Tell ``span`` what the attempt came to, in the words of the log and the metrics."""
+    match outcome:
+        case Completed():
+            span.set_attribute("postroad.outcome", "waiting" if stage.hands_over else "done")
+        case Snooze():
+            span.set_attribute("postroad.outcome", "snoozed")
+        case Retry() | Reject():
+            is_dead = isinstance(outcome, Reject) or task.attempt > stage.retries
+            span.set_attribute("postroad.outcome", "dead" if is_dead else "failed")
+            cause = outcome.__cause__ or outcome
+            telemetry.fail(span, type(cause).__qualname__, outcome.reason)
+
+
+async def _run(
+    stage: Stage, task: Task, threads: HandlerThreads, connection: AsyncConnection | None, timeout: float
+) -> Run:
     try:
-        name = f"{telemetry.PROCESS} {stage.name}"
-        with telemetry.span(name, SpanKind.CONSUMER, task.traceparent, attributes):
-            value = await _call(stage, task, threads, connection, timeout)
+        value = await _call(stage, task, threads, connection, timeout)
     except Retry as retry:
         cause = retry.__cause__ or retry.__context__
         return Run(retry, _traceback(cause) if cause else None)
@@ -133,8 +168,10 @@ async def _run(
         return Run(snooze)
     except Reject as reject:
         return Run(reject, _traceback(reject.__cause__) if reject.__cause__ else None)
-    except _OutOfTimeError:
-        return Run(Retry(f"timed out after {round(timeout, 3):g} s"))
+    except _OutOfTimeError as error:
+        late = Retry(f"timed out after {round(timeout, 3):g} s")
+        late.__cause__ = error.__cause__
+        return Run(late)
     except BaseException as error:
         # SystemExit and its like too: a handler must not end the process that runs others' tasks.
         if _is_cancelled():

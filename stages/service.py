@@ -114,9 +114,10 @@ class Service:
         self._client: aiohttp.ClientSession | None = None
 
     @property
-    def host(self) -> str:
-        """The name or the address that its URL has."""
-        return check_url(self._url, allow_link_local=True).hostname or ""
+    def address(self) -> tuple[str, int]:
+        """The host that its URL has, and the port."""
+        parts = check_url(self._url, allow_link_local=True)
+        return parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
 
     @property
     def shown_url(self) -> str:

@@ -6,6 +6,7 @@
 -- interval), worker, started_at; results (of the stages that are done, by stage); and, only if the task has a deadline:
 -- deadline, time_left (until then, interval; negative afterwards), last_error (of this stage). is_handed: a service is
 -- to report, or has reported answer. due: when the retry, or the task, was or is due (null: no date holds it).
+-- is_requeued: it was a dead letter, and has had no outcome since.
 select task.task_id,
        task.version,
        task.payload,
@@ -30,7 +31,8 @@ select task.task_id,
        case when run.status = 'waiting' then run.answer end as answer,
        task.deadline,
        task.deadline - clock_timestamp() as time_left,
-       case when task.deadline is not null then run.error end as last_error
+       case when task.deadline is not null then run.error end as last_error,
+       coalesce(run.status = 'failed' and run.attempts = 0, false) as is_requeued
   from unnest(%(task_id)s::uuid[]) as wanted (task_id)
  cross join postroad.stage
  cross join lateral (

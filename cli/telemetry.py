@@ -1,0 +1,146 @@
+"""Collect what a process tells of itself: OpenTelemetry's SDK, if the ``OTEL_*`` variables ask for it.
+
+Exporting is the affair of threads of its own. A collector that is away costs spans, never work.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points, version
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
+
+from ..core.errors import SettingsError, first_line
+
+log = logging.getLogger(__name__)
+
+FLUSH = 5.0
+"""Seconds that a stopping process waits for a collector to take what is left."""
+
+PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+"""What OTEL_EXPORTER_OTLP_PROTOCOL can be, and the exporter of it."""
+
+
+@contextmanager
+def collected(role: str, instance: str, *, environ: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Collect what happens in the block; ``role`` and ``instance`` say which process this is.
+
+    An SDK that is there already, the author's, is left alone. Raises ``SettingsError`` if an exporter is not there.
+    """
+    variables = os.environ if environ is None else environ
+    if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        yield
+        return
+    resource = _resource(role, instance)
+    ends = [_collect_spans(resource, variables)]
+    try:
+        yield
+    finally:
+        _end([end for end in ends if end])
+
+
+class LinkedSampler(Sampler):
+    """Asks ``sampler``, except for what begins a trace of its own beside one that is recorded: that is recorded too.
+
+    So of a task that is traced also the publishing is, and what is tried long after.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        """The decision."""
+        is_root = not trace.get_current_span(parent_context).get_span_context().is_valid
+        if is_root and any(link.context.trace_flags.sampled for link in links or ()):
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, trace_state)
+        return self._sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        """As OpenTelemetry names it."""
+        return f"Linked({self._sampler.get_description()})"
+
+
+def _collect_spans(resource: Resource, variables: Mapping[str, str]) -> Callable[[], None] | None:
+    exporters = _exporters("traces", variables)
+    if not exporters or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.sampler = LinkedSampler(provider.sampler)  # the one that OTEL_TRACES_SAMPLER names
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter()))
+    trace.set_tracer_provider(provider)
+    return provider.shutdown
+
+
+def _exporters(signal: str, variables: Mapping[str, str]) -> list[Any]:
+    """The classes of the exporters that the variables name; OTLP's if they name an endpoint alone."""
+    has_endpoint = any(
+        variables.get(f"OTEL_EXPORTER_OTLP_{infix}ENDPOINT", "").strip() for infix in ("", f"{signal.upper()}_")
+    )
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    named = variables.get(variable, "").strip() or ("otlp" if has_endpoint else "none")
+    names = [name.strip() for name in named.split(",") if name.strip() not in ("", "none")]
+    return [_exporter(signal, name, variable, variables) for name in names]
+
+
+def _exporter(signal: str, name: str, variable: str, variables: Mapping[str, str]) -> Any:
+    wanted = name
+    if name == "otlp":
+        protocol = (
+            variables.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "").strip()
+            or variables.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip()
+            or "http/protobuf"
+        )
+        if protocol not in PROTOCOLS:
+            raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL: one of {', '.join(PROTOCOLS)}, not {protocol!r}")
+        wanted = PROTOCOLS[protocol]
+    found = next(iter(entry_points(group=f"opentelemetry_{signal}_exporter", name=wanted)), None)
+    if found is None:
+        hint = 'pip install "postroad[otlp]"' if wanted in PROTOCOLS.values() else "none of that name is installed"
+        raise SettingsError(f"{variable}: there is no exporter {name!r} here: {hint}")
+    return found.load()
+
+
+def _resource(role: str, instance: str) -> Resource:
+    """Who this is, as OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and where they do not, we."""
+    ours = {"service.name": f"postroad-{role}", "service.instance.id": instance, "service.version": version("postroad")}
+    said = {
+        pair.partition("=")[0].strip() for pair in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if pair
+    }
+    if os.environ.get("OTEL_SERVICE_NAME", "").strip():
+        said.add("service.name")
+    return Resource.create({name: value for name, value in ours.items() if name not in said})
+
+
+def _end(ends: Sequence[Callable[[], None]]) -> None:
+    """Hand over what is left, but do not wait for long: the collector may be away."""
+
+    def end() -> None:
+        for one in ends:
+            try:
+                one()
+            except Exception as error:
+                log.warning("what was collected last is lost: %s", first_line(error))
+
+    ending = threading.Thread(target=end, name="telemetry", daemon=True)
+    ending.start()
+    ending.join(FLUSH)
