@@ -18,7 +18,9 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from postroad.core.servers import Postgres, _Account, _free_port, _nobody, watch
+from postroad.core.servers import Postgres, watch
+from postroad.core.servers.account import Account, nobody
+from postroad.core.servers.server import free_port
 from tests.acceptance.deployment import wait_until
 
 OPTIONS = {"max_prepared_transactions": "20"}
@@ -58,7 +60,7 @@ def pgbouncer(postgres: Postgres, mode: str, *, size: int = 5) -> Iterator[str]:
     program = shutil.which("pgbouncer")
     if program is None:
         pytest.skip("PgBouncer is not installed")
-    port = _free_port()
+    port = free_port()
     password = (postgres.folder / "password").read_text()
     configuration = f"""
         [databases]
@@ -73,7 +75,7 @@ def pgbouncer(postgres: Postgres, mode: str, *, size: int = 5) -> Iterator[str]:
         max_client_conn = 500
         logfile = pgbouncer.log
     """
-    account = _nobody() if os.geteuid() == 0 else _Account()
+    account = nobody() if os.geteuid() == 0 else Account()
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
     with _folder_beside(postgres) as folder:
         (folder / "pgbouncer.ini").write_text(inspect.cleandoc(configuration))

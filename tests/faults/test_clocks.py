@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from postroad.core import servers as servers_module
 from postroad.core.servers import Valkey
+from postroad.core.servers import server as server_module
+from postroad.core.servers.watcher import ENVIRONMENT
 from postroad.core.settings import Settings
 from tests.acceptance.deployed import deployed
 from tests.acceptance.deployment import Deployment, wait_until
@@ -82,7 +83,7 @@ def test_the_clock_of_redis_is_set(
     deployment: Deployment, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "redis"
-    monkeypatch.setattr(servers_module, "_ENVIRONMENT", servers_module._ENVIRONMENT | clock.environment())
+    monkeypatch.setattr(server_module, "ENVIRONMENT", ENVIRONMENT | clock.environment())
     with Valkey(folder) as valkey:
         deployment.settings = replace(deployment.settings, redis_url=valkey.url)
         with deployment.redis() as client:

