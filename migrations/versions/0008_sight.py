@@ -1,4 +1,7 @@
-"""What people look at: the processes there are, and what they do."""
+"""What people look at: the processes there are, who did what, and views of all that happens.
+
+The index on what people did costs other events nothing but a look at their type.
+"""
 
 from pathlib import Path
 
