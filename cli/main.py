@@ -28,7 +28,7 @@ _COMMANDS = {
     "demo": ("demo", "Watch 1,000 tasks travel while processes are killed, on embedded servers."),
     "migrate": ("migrate", "Bring the database to the newest version."),
     "key": ("keys", "Make keys of the HTTP door; list and revoke them."),
-    "grant": ("grant", "Let another role submit in SQL, without rights on the tables."),
+    "grant": ("grant", "Let another role submit in SQL, or read, without other rights on the tables."),
     "deploy": ("schema", "Record the app's pipelines in Postgres."),
     "serve": ("processes", "Run the intake: the HTTP door."),
     "relay": ("processes", "Run a relay: from the outbox to the streams."),
