@@ -100,7 +100,8 @@ def _accepted(submitting: "subprocess.Popen[str]") -> int:
 def _report(deployment: Deployment, havoc: Havoc, accepted: int, seconds: float) -> int:
     statuses = deployment.statuses()
     terminal = deployment.finished()
-    audited = json.loads(deployment.run("audit", "--json", seconds=600).out)
+    findings = json.loads(deployment.run("audit", "--json", seconds=600).out)
+    audited = {one["name"]: one["violations"] for one in findings}
     with psycopg.connect(deployment.settings.database_url) as connection:
         example = dict(invariants.check(connection))
     ((events, attempts),) = deployment.query(

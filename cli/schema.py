@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from ..stages.deploy import Deployment, deploy
 from .app import load_app
 from .connect import connection
 from .options import options, read_settings
+from .tables import plain
 
 
 @click.command("deploy")
@@ -40,9 +42,10 @@ def deploy_command(app_name: str | None, force: bool, **given: Any) -> None:
 @options("database_url", "schema")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def audit_command(as_json: bool, **given: Any) -> None:
-    """Count the violations of every invariant; exit code 5 if there are any.
+    """Count the violations of every invariant, and name some of the tasks; exit code 5 if there are any.
 
-    Each is one SQL statement, run on one snapshot of the database, so work may go on meanwhile.
+    A line for each: the violations, the promise that would be broken (docs/guarantees.md), the name of the check, and
+    what must hold. Each is one SQL statement, run on one snapshot of the database, so work may go on meanwhile.
     """
     settings = read_settings(given)
 
@@ -52,9 +55,11 @@ def audit_command(as_json: bool, **given: Any) -> None:
 
     findings = asyncio.run(run())
     if as_json:
-        click.echo(json.dumps({finding.name: finding.violations for finding in findings}))
+        click.echo(json.dumps([asdict(finding) for finding in findings], default=plain))
     else:
         for finding in findings:
-            click.echo(f"{finding.violations:>9,}  {finding.promise}")
+            click.echo(f"{finding.violations:>9,}  {finding.number}  {finding.name:28}  {finding.promise}")
+            for task_id in finding.tasks:
+                click.echo(f"{'':14}{task_id}")
     if any(finding.violations for finding in findings):
         raise click.exceptions.Exit(5)

@@ -3,27 +3,39 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core.database import Statements
 
+
+class Invariant(NamedTuple):
+    """What must hold for every task, and which of the promises of docs/guarantees.md would be broken if it did not."""
+
+    number: int
+    promise: str
+
+
 INVARIANTS = {
-    "completed_without_all_stages": "a completed task has all its stages done",
-    "stage_done_twice": "no stage of a task succeeds twice",
-    "event_without_task": "no event without its task",
-    "task_without_event": "no task without the event of its creation",
-    "done_without_event": "no stage done without its event, and no such event without the stage done",
-    "stages_done_differ": "a task lists exactly the stages that are done",
-    "failed_without_dead_letter": "a task has failed exactly if a stage of it is a dead letter",
-    "dead_letter_without_run": "a dead letter and its stage run agree",
-    "open_without_next_step": "an open task has a stage that is ready to run",
-    "key_without_task": "an idempotency key stands for a task",
-    "writes_differ_from_version": "a task's version counts its writes",
+    "key_without_task": Invariant(1, "an idempotency key stands for a task"),
+    "completed_without_all_stages": Invariant(1, "a completed task has all its stages done"),
+    "stage_done_twice": Invariant(2, "no stage of a task succeeds twice"),
+    "stages_done_differ": Invariant(2, "a task lists exactly the stages that are done"),
+    "task_without_event": Invariant(3, "no task without the event of its creation"),
+    "event_without_task": Invariant(3, "no event without its task"),
+    "done_without_event": Invariant(3, "no stage done without its event, and no such event without the stage done"),
+    "attempts_differ_from_events": Invariant(3, "a stage has as many attempts as its events say"),
+    "writes_differ_from_version": Invariant(3, "a task's version counts its writes"),
+    "failed_without_dead_letter": Invariant(3, "a task has failed exactly if a stage of it is a dead letter"),
+    "dead_letter_without_run": Invariant(3, "a dead letter and its stage run agree"),
+    "done_before_its_cause": Invariant(4, "no stage is done before those that it waits for"),
+    "open_without_next_step": Invariant(5, "an open task has a stage that is ready to run"),
+    "ready_without_event": Invariant(6, "a stage that is ready was asked for"),
 }
-"""What must hold for every task, by the name of the statement in ``sql/audit/`` that counts its violations."""
+"""By the name of the statement in ``sql/audit/`` that finds the violations. Promise 5 is that what Redis has lost is
+asked for again: a rebuild asks for the stages that are ready, and so for every open task that has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +52,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How many violations of one invariant there are."""
+    """How many violations of one invariant there are, and up to five of the tasks that they are of."""
 
     name: str
+    number: int
     promise: str
     violations: int
+    tasks: tuple[UUID, ...] = ()
 
 
 async def journey(connection: AsyncConnection, task_id: UUID, schema: str, *, after: int = 0) -> Sequence[Step]:
@@ -55,12 +69,13 @@ async def journey(connection: AsyncConnection, task_id: UUID, schema: str, *, af
 
 
 async def audit(connection: AsyncConnection, schema: str) -> list[Finding]:
-    """Count the violations of every invariant. Reads all tasks: minutes on millions of them.
+    """Find the violations of every invariant. Reads all tasks: minutes on millions of them.
 
     The caller's transaction should be ``repeatable read``, or work that goes on meanwhile looks like a violation.
     """
     sql = Statements(__package__ or "", schema)
-    return [
-        Finding(name, promise, int((await connection.exec_driver_sql(sql[f"audit/{name}"])).scalar_one()))
-        for name, promise in INVARIANTS.items()
-    ]
+    findings = []
+    for name, (number, promise) in INVARIANTS.items():
+        found = (await connection.exec_driver_sql(sql[f"audit/{name}"])).one()
+        findings.append(Finding(name, number, promise, found.violations, tuple(found.tasks)))
+    return findings

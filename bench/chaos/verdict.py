@@ -91,7 +91,7 @@ def judge(scene: Scene) -> Verdict:
     twice += [f"{task} was accepted by no answer" for task in tasks.keys() - set(accepted.values())]
     wrong += _outcomes(scene, tasks)
     audited = json.loads(scene.deployment.run("audit", "--json", seconds=600).out)
-    wrong += [f"audit: {count} violations: {name}" for name, count in audited.items() if count]
+    wrong += [f"audit: {one['violations']} violations: {one['name']}" for one in audited if one["violations"]]
     wrong += scene.load.complaints
     wrong += [line for process in scene.deployment.processes.values() for line in _alarming(process)]
     statuses = {status: sum(one == status for one in tasks.values()) for status in sorted(set(tasks.values()))}

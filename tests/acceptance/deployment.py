@@ -382,7 +382,7 @@ class Deployment:
     def audit(self) -> None:
         """Run ``postroad audit``; fails if an invariant is violated."""
         ended = self.run("audit", "--json")
-        violations = {name: count for name, count in json.loads(ended.out).items() if count}
+        violations = [finding for finding in json.loads(ended.out) if finding["violations"]]
         assert not violations, violations
         assert ended.code == 0, ended.err
 

@@ -90,8 +90,8 @@ def test_audit_names_the_violated_invariant_and_exits_with_5(deployment: Deploym
     printed = deployment.run("audit")
 
     assert (audited.code, printed.code) == (5, 5)
-    assert {name for name, violations in json.loads(audited.out).items() if violations} == {"stages_done_differ"}
-    assert "        1  a task lists exactly the stages that are done\n" in printed.out
+    assert {one["name"] for one in json.loads(audited.out) if one["violations"]} == {"stages_done_differ"}
+    assert "        1  2  stages_done_differ            a task lists exactly the stages that are done\n" in printed.out
 
 
 def test_submit_names_the_lines_that_were_refused_and_exits_with_1(deployment: Deployment) -> None:

@@ -1,7 +1,9 @@
 """The audit: each invariant is missed when it does not hold, and nothing is when all do."""
 
 import asyncio
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from uuid import UUID, uuid4
 
@@ -9,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from postroad import Event, Reject, Retry, Snooze, append
-from postroad.core.outcome import Outcome
+from postroad.core.outcome import Completed, Outcome
 from postroad.intake.dead_letters import Selection, list_dead_letters, requeue
 from postroad.outbox.audit import INVARIANTS, audit, journey
 from tests.integration.road import Road, pipeline
@@ -40,7 +42,7 @@ class Scene:
 async def scene(road: Road) -> Scene:
     """Tasks in every state that they can be in."""
     await road.deploy(DETOUR)
-    names = ("pending", "travelling", "retrying", "snoozed", "completed", "failed", "requeued", "both_dead")
+    names = ("pending", "travelling", "retrying", "snoozed", "completed", "failed", "requeued", "both_dead", "joining")
     tasks = {name: await road.accept(key=name, payload=name) for name in names}
     tasks["detour"] = await road.accept(DETOUR)
     for name in names[1:]:
@@ -52,6 +54,8 @@ async def scene(road: Road) -> Scene:
         ("requeued", "ride", Reject("no road")),
         ("both_dead", "ride", Reject("no road")),
         ("both_dead", "rest", Reject("no inn")),
+        ("joining", "ride", Completed("1")),
+        ("joining", "rest", Completed("1")),
     ]
     for name, stage, outcome in outcomes:
         await road.commit(tasks[name], stage, outcome)
@@ -90,14 +94,14 @@ VIOLATIONS: dict[str, tuple[list[str], dict[str, int]]] = {
             "insert into postroad.task (task_id, pipeline, payload, trace_id, traceparent)"
             " values (gen_random_uuid(), 'travel', '1', '0', '0')"
         ],
-        {"task_without_event": 1, "writes_differ_from_version": 1},
+        {"task_without_event": 1, "writes_differ_from_version": 1, "ready_without_event": 1},
     ),
     "done in silence": (
         [
             "delete from postroad.outbox where task_id = :travelling and type = 'StageCompleted'",
             "update postroad.task set version = version - 1 where task_id = :travelling",
         ],
-        {"done_without_event": 1},
+        {"done_without_event": 1, "ready_without_event": 2},
     ),
     "told and not done": (
         [
@@ -162,6 +166,30 @@ VIOLATIONS: dict[str, tuple[list[str], dict[str, int]]] = {
         ],
         {"key_without_task": 1},
     ),
+    "an attempt in silence": (
+        ["update postroad.stage_run set attempts = attempts + 1 where task_id = :retrying and stage = 'ride'"],
+        {"attempts_differ_from_events": 1},
+    ),
+    "attempts after a new beginning": (
+        ["update postroad.stage_run set attempts = 1 where task_id = :requeued and stage = 'ride'"],
+        {"attempts_differ_from_events": 1},
+    ),
+    "an effect before its cause": (
+        [
+            "insert into postroad.outbox (task_id, pipeline, type, stage, data)"
+            " select task_id, pipeline, type, stage, data from postroad.outbox"
+            "  where task_id = :completed and type = 'StageCompleted' and stage = 'pack'",
+            "delete from postroad.outbox as done where task_id = :completed and type = 'StageCompleted'"
+            " and stage = 'pack' and exists (select from postroad.outbox as later"
+            "                                 where later.task_id = done.task_id and later.stage = 'arrive'"
+            "                                   and later.position > done.position)",
+        ],
+        {"done_before_its_cause": 2},
+    ),
+    "ready and never asked for": (
+        ["delete from postroad.outbox where task_id = :joining and type = 'StageRequested'"],
+        {"ready_without_event": 1},
+    ),
     "a write in silence": (
         ["update postroad.task set version = version + 1 where task_id = :pending"],
         {"writes_differ_from_version": 1},
@@ -178,6 +206,32 @@ async def test_every_violation_is_found_and_only_what_is_broken(scene: Scene, su
             assert await scene.violated_after(statements) == expected
     with subtests.test("every invariant has been broken"):
         assert {name for _, expected in VIOLATIONS.values() for name in expected} == set(INVARIANTS)
+
+
+async def test_of_many_violations_some_of_the_tasks_are_named(road: Road) -> None:
+    tasks = {await road.accept() for _ in range(7)}
+    await road.ask("update postroad.task set version = 7")
+
+    async with road.engine.connect() as connection:
+        findings = await audit(connection, "postroad")
+
+    (found,) = [finding for finding in findings if finding.violations]
+    assert (found.name, found.number, found.violations) == ("writes_differ_from_version", 3, 7)
+    assert len(set(found.tasks)) == 5
+    assert set(found.tasks) < tasks
+
+
+async def test_every_promise_has_an_invariant_that_tells_if_it_is_broken() -> None:
+    promised = (Path(__file__).parents[2] / "docs/guarantees.md").read_text("utf-8")
+    promises = promised.partition("## Promises")[2].partition("\n## ")[0]
+    told = {
+        (int(number), name)
+        for number, names in re.findall(r"^\| (\d) \| (.*) \|$", promises, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+
+    assert sorted({number for number, _ in told}) == [*map(int, re.findall(r"^(\d)\. ", promises, re.MULTILINE))]
+    assert told == {(invariant.number, name) for name, invariant in INVARIANTS.items()}
 
 
 async def test_what_may_be_is_no_violation(scene: Scene, subtests: pytest.Subtests) -> None:
