@@ -32,6 +32,9 @@ _KNOWN = {
     "auth": click.option(
         "--auth", metavar="WHEN", help="Keys of the door: auto, required or off. [default: auto, once there is one]"
     ),
+    "metrics": click.option(
+        "--metrics", metavar="HOST:PORT", help="Serve metrics to Prometheus there, or on the next free port."
+    ),
     "config": click.option(
         "--config", metavar="FILE", type=click.Path(path_type=Path), help="Settings. [default: ./postroad.toml]"
     ),

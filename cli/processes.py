@@ -46,7 +46,7 @@ _SERVERS = ("database_url", "redis_url", "schema", "prefix")
 
 
 @click.command("serve")
-@options(*_SERVERS, "host", "port", "workers", "auth", "grace", "log_level")
+@options(*_SERVERS, "host", "port", "workers", "auth", "grace", "metrics", "log_level")
 @click.option("--socket", "files", type=int, multiple=True, hidden=True, help="Of these, which the parent has opened.")
 def serve_command(log_level: str, files: tuple[int, ...], **given: Any) -> None:
     """Run the intake: the HTTP door, on http://127.0.0.1:8080 unless told otherwise."""
@@ -86,7 +86,7 @@ async def _serve(settings: Settings, sockets: list[socket.socket] | None = None)
         timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
     )
     try:
-        with collected("intake", name):
+        with collected("intake", name, settings):
             await _Server(config, app, is_child=sockets is not None).serve(sockets)
     except SystemExit:  # with a code of uvicorn's own, after a line that says why
         raise click.exceptions.Exit(1) from None
@@ -116,7 +116,7 @@ def _same_file(given: Mapping[str, Any]) -> list[str]:
 
 
 @click.command("relay")
-@options(*_SERVERS, "direct_url", "lease", "log_level")
+@options(*_SERVERS, "direct_url", "lease", "metrics", "log_level")
 def relay_command(log_level: str, **given: Any) -> None:
     """Run a relay: from the outbox to the streams. Several may run; one works, the others take over."""
     settings = read_settings(given)
@@ -126,7 +126,7 @@ def relay_command(log_level: str, **given: Any) -> None:
         name = process_name()
         relay = Relay(settings, name=name)
         await wait_for_postgres(settings)
-        with collected("relay", name):
+        with collected("relay", name, settings):
             relaying = asyncio.create_task(relay.run())
             _on_stop(relaying.cancel)
             try:
@@ -140,7 +140,7 @@ def relay_command(log_level: str, **given: Any) -> None:
 @click.command("run")
 @click.argument("names", metavar="NAME...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="Run all stages of the app in this process.")
-@options("app", *_SERVERS, "lease", "grace", "log_level")
+@options("app", *_SERVERS, "lease", "grace", "metrics", "log_level")
 def run_command(names: tuple[str, ...], is_all: bool, log_level: str, **given: Any) -> None:
     """Run stages, given as PIPELINE.STAGE: from the streams to their handlers.
 
@@ -200,7 +200,7 @@ async def _work(settings: Settings, pipelines: list[Pipeline], stages: list[Stag
         await engine.dispose()
     await wait_for_redis(settings)
     _on_stop(worker.stop)
-    with collected("stage", worker.name):
+    with collected("stage", worker.name, settings):
         await worker.run()
     return worker.abandoned_threads, 1 if worker.is_worn_out else 0
 

@@ -1,8 +1,10 @@
-"""Collect what a process tells of itself: OpenTelemetry's SDK, if the ``OTEL_*`` variables ask for it.
+"""Collect what a process tells of itself: OpenTelemetry's SDK, if its variables ``OTEL_*`` or the settings ask for it.
 
 Exporting is the affair of threads of its own. A collector that is away costs spans, never work.
 """
 
+import errno
+import importlib
 import logging
 import os
 import threading
@@ -13,6 +15,9 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -20,19 +25,26 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
+from ..core import metrics
 from ..core.errors import SettingsError, first_line
+from ..core.settings import Settings
 
 log = logging.getLogger(__name__)
 
 FLUSH = 5.0
 """Seconds that a stopping process waits for a collector to take what is left."""
 
+PORTS = 100
+"""So many ports are tried, from the one that was named."""
+
 PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 """What OTEL_EXPORTER_OTLP_PROTOCOL can be, and the exporter of it."""
 
 
 @contextmanager
-def collected(role: str, instance: str, *, environ: Mapping[str, str] | None = None) -> Iterator[None]:
+def collected(
+    role: str, instance: str, settings: Settings, *, environ: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Collect what happens in the block; ``role`` and ``instance`` say which process this is.
 
     An SDK that is there already, the author's, is left alone. Raises ``SettingsError`` if an exporter is not there.
@@ -42,7 +54,7 @@ def collected(role: str, instance: str, *, environ: Mapping[str, str] | None = N
         yield
         return
     resource = _resource(role, instance)
-    ends = [_collect_spans(resource, variables)]
+    ends = [_collect_spans(resource, variables), _collect_metrics(role, resource, settings, variables)]
     try:
         yield
     finally:
@@ -89,6 +101,64 @@ def _collect_spans(resource: Resource, variables: Mapping[str, str]) -> Callable
         provider.add_span_processor(BatchSpanProcessor(exporter()))
     trace.set_tracer_provider(provider)
     return provider.shutdown
+
+
+def _collect_metrics(
+    role: str, resource: Resource, settings: Settings, variables: Mapping[str, str]
+) -> Callable[[], None] | None:
+    exporters = _exporters("metrics", variables)
+    if not exporters and not settings.metrics:
+        return None
+    if metrics.is_on():
+        if settings.metrics:
+            log.warning("the app has a meter provider of its own: no metrics at %s", settings.metrics)
+        return None
+    readers: list[MetricReader] = [PeriodicExportingMetricReader(exporter()) for exporter in exporters]
+    stop = _serve(settings, readers) if settings.metrics else None
+    provider = MeterProvider(readers, resource, shutdown_on_exit=False)
+    set_meter_provider(provider)
+    metrics.build_info(role)
+
+    def end() -> None:
+        if stop:
+            stop()
+        provider.shutdown()
+
+    return end
+
+
+def _serve(settings: Settings, readers: list[MetricReader]) -> Callable[[], None]:
+    """Serve what a reader of Prometheus', which is added to ``readers``, collects; what stops that."""
+    try:
+        client = importlib.import_module("prometheus_client")
+        exporter = importlib.import_module("opentelemetry.exporter.prometheus")
+    except ImportError:
+        raise SettingsError('metrics: needs another package: pip install "postroad[prometheus]"') from None
+    host, port = settings.metrics_address()
+    server, thread = _listen(client, host, port, settings)
+    readers.append(exporter.PrometheusMetricReader(scope_info_enabled=False))
+    log.info("metrics on http://%s:%d/metrics", host, server.server_port)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
+
+
+def _listen(client: Any, host: str, port: int, settings: Settings) -> tuple[Any, threading.Thread]:
+    """A server of ``client``'s on ``port`` or the next free one, for processes that share their settings."""
+    last = port + PORTS - 1 if port else 0
+    while True:
+        try:
+            server, thread = client.start_http_server(port, addr=host)
+            return server, thread
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port >= last:
+                reason = error.strerror or error
+                raise SettingsError(f"metrics: cannot listen on {settings.metrics}: {reason}") from error
+        port += 1
 
 
 def _exporters(signal: str, variables: Mapping[str, str]) -> list[Any]:

@@ -15,7 +15,7 @@ from .supervisor import Log
 
 @click.command("up")
 @click.argument("app_name", metavar="[APP]", required=False)
-@options("app", "database_url", "redis_url", "schema", "prefix", "lease", "grace", "host", "port", "workers")
+@options("app", "database_url", "redis_url", "schema", "prefix", "lease", "grace", "host", "port", "workers", "metrics")
 @click.option("--before", metavar="COMMAND", help="Run this after the migration: the app's own migration, say.")
 @click.option(
     "--data", metavar="FOLDER", default=".postroad", show_default=True, type=click.Path(path_type=Path),

@@ -147,7 +147,7 @@ def configure_logging(level: str, *, console: bool | None = None) -> None:
     handler.addFilter(AttemptFields())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     keep_lines()
-    for noisy in ("alembic", "sqlalchemy", "asyncio", "httpx2"):
+    for noisy in ("alembic", "sqlalchemy", "asyncio", "httpx2", "urllib3"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 

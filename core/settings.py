@@ -83,6 +83,10 @@ class Settings:
     )
     connections: int = field(default=2000, metadata={"doc": "most connections of clients to one process of the intake"})
     workers: int = field(default=1, metadata={"doc": "processes of the intake that share one port"})
+    metrics: str = field(
+        default="",
+        metadata={"doc": "HOST:PORT on which a process serves its metrics to Prometheus; not at all without"},
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
@@ -110,6 +114,8 @@ class Settings:
             raise SettingsError(f"auth: must be one of {', '.join(AUTH)}, not {self.auth!r}")
         if not re.fullmatch(r"[\x21-\x7e]*", self.api_key):
             raise SettingsError("api_key: printable ASCII without spaces, as postroad key create prints it")
+        if self.metrics:
+            self.metrics_address()
         if self.outbox_age_limit < timedelta():
             raise SettingsError(f"outbox_age_limit: must not be negative, not {self.outbox_age_limit}")
         if self.request_time < timedelta(milliseconds=100):
@@ -151,6 +157,13 @@ class Settings:
             if value is not None:
                 values[name] = _parsed(f"--{name.replace('_', '-')}", name, value)
         return cls(**values)
+
+    def metrics_address(self) -> tuple[str, int]:
+        """Host and port of ``metrics``. Raises ``SettingsError``."""
+        host, colon, port = self.metrics.rpartition(":")
+        if not (colon and host and port.isdecimal() and int(port) <= 65535):
+            raise SettingsError(f"metrics: HOST:PORT, as 127.0.0.1:9464, not {self.metrics!r}")
+        return host.strip("[]"), int(port)
 
     def environment(self) -> dict[str, str]:
         """These settings as variables, for a child process."""

@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import version
 from uuid import UUID
 
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -32,9 +32,6 @@ CALL = "POST"
 
 LINKS = 128
 """Links that a span has at most."""
-
-HEALED = "postroad.healed"
-"""The counter of what was lost, left or stuck, and was put right."""
 
 Attributes = Mapping[str, str | int]
 
@@ -145,23 +142,6 @@ def sent(pipeline: str, task_id: UUID, traceparent: str | None) -> str:
     made = _tracer().start_span(f"{SEND} {pipeline}", _under(parent), SpanKind.PRODUCER, sending(pipeline, task_id))
     made.end()
     return _traceparent(made.get_span_context())
-
-
-def healed(count: int, reason: str, *, pipeline: str | None = None, stage: str | None = None) -> None:
-    """Count ``count`` stages of tasks, or entries, that were put right, and why, in the author's OpenTelemetry metrics.
-
-    ``reason`` is one of a handful of words. Without an SDK nothing is counted.
-    """
-    if count:
-        attributes = {"reason": reason, "pipeline": pipeline, "stage": stage}
-        _healed().add(count, {name: value for name, value in attributes.items() if value is not None})
-
-
-@cache
-def _healed() -> metrics.Counter:
-    return metrics.get_meter(TRACER).create_counter(
-        HEALED, unit="1", description="Stages of tasks asked for again, and entries taken over, after a loss"
-    )
 
 
 def _tracer() -> trace.Tracer:

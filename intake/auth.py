@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core import metrics
 from .endpoint import Endpoint
 from .keyring import ANYBODY, Caller, Keyring
 from .problems import Problem
@@ -54,6 +55,8 @@ class Guard:
                 response = await handler(request)
             except Problem as problem:
                 response = problem.response()
+                if scope == "submit":
+                    metrics.rejected(problem.slug)
             if caller.rate is not None and (grant := getattr(request.state, "grant", None)):
                 response.headers.update(fields(caller.rate, grant))
             if scope == "operate":

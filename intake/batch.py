@@ -20,6 +20,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ..core import metrics
 from ..core.settings import Settings
 from ..core.telemetry import trace_id
 from ..outbox.submit import Accepted, Submission
@@ -242,6 +243,7 @@ class _Batch:
         """``problem`` as the answer to a line; when to come again is said in the head, the latest of all lines."""
         if after := problem.headers.get("Retry-After"):
             self._headers["Retry-After"] = max(after, self._headers.get("Retry-After", "0"), key=int)
+        metrics.rejected(problem.slug)
         return {"line": number} | problem.body()
 
     async def _drop_rest(self) -> None:

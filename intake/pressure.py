@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ..core import metrics
 from ..core.broker import Clients, Keys
 from ..core.database import Statements
 from ..core.errors import SettingsError, first_line
@@ -92,6 +93,8 @@ class Pressure:
 
     def note_accepted(self, pipelines: Iterable[str]) -> None:
         """Tasks of these pipelines were accepted, one for each time that one is named."""
+        pipelines = list(pipelines)
+        metrics.accepted(pipelines)
         if self._limit:
             self._since.update(pipelines)
 

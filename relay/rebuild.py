@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from ..core import telemetry
+from ..core import metrics
 from ..outbox.request import ready_stages
 from ..outbox.ticks import Tick
 from .publish import Marker, Shard
@@ -74,5 +74,5 @@ async def _ask(
         stages = [(lane.pipeline, lane.stage) for lane in lanes if lane.priority == priority]
         statement, parameters = ready_stages(schema, reason=reason, stages=stages, priority=priority)
         asked += (await connection.execute(statement, parameters)).rowcount
-    telemetry.healed(asked, reason)
+    metrics.healed(asked, reason)
     return asked

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind
 from psycopg.rows import class_row
 from redis.exceptions import RedisError
 
-from ..core import broker, telemetry
+from ..core import broker, metrics, telemetry
 from ..core.broker import Keys
 from ..core.database import Statements, connect_psycopg, is_transient, make_engine
 from ..core.errors import SchemaError, first_line
@@ -31,6 +31,7 @@ from ..outbox.ticks import Tick, Ticks, Window
 from .publish import Entry, Marker, Publication, Shard
 from .rebuild import rebuild_lanes, rebuild_shard
 from .route import Route, Routes
+from .sampler import Sampler
 from .schedule import Scheduler
 from .sweep import Sweep
 
@@ -166,12 +167,15 @@ class _Session:
             await self._adopt()
         sweeping = asyncio.create_task(Sweep(self._settings, self._clients).run())
         scheduling = asyncio.create_task(Scheduler(self._settings).run())
+        metrics.announce_relay()
+        sampling = asyncio.create_task(Sampler(self._settings, self._markers).run())
         try:
             await self._relay()
         finally:
             beside = [
                 sweeping,
                 scheduling,
+                sampling,
                 *(progress.waiting for progress in self._progress.values() if progress.waiting),
             ]
             for task in beside:
@@ -371,6 +375,10 @@ class _Session:
         self._progress[shard.number].seen, _ = await shard.inspect([])
         return True
 
+    def _markers(self) -> list[Marker | None]:
+        """How far each shard is, as far as we know."""
+        return [Marker.parse(progress.seen or "") for progress in self._progress.values()]
+
     async def _load_routes(self) -> None:
         async with self._connection.cursor(row_factory=class_row(Route)) as cursor:
             await cursor.execute(self._sql["routes"])
@@ -406,13 +414,14 @@ class _Session:
 
 
 def _note(entries: Sequence[Entry], began: int) -> None:
-    """Note in a span for each stage what was published to it, if the trace of one of its tasks is recorded."""
-    if not telemetry.is_on():
-        return
+    """Count what was published to each stage, and note it in a span if the trace of one of its tasks is recorded."""
     to: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         to.setdefault((entry.lane.pipeline, entry.lane.stage), []).append(entry.event.traceparent or "")
     for (pipeline, stage), traceparents in to.items():
+        metrics.published(pipeline, stage, len(traceparents))
+        if not telemetry.is_on():
+            continue
         attributes: dict[str, str | int] = {
             "messaging.system": "redis",
             "messaging.operation.name": telemetry.RELAY,

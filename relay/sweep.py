@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import class_row
 from redis.exceptions import RedisError
 
-from ..core import telemetry
+from ..core import metrics
 from ..core.broker import Clients, Keys, Scripts, group_name, heed_cancellation
 from ..core.database import Statements, connect_psycopg
 from ..core.errors import first_line
@@ -113,7 +113,7 @@ class Sweep:
             self._settings.schema, reason="sweep", stages=[(pipeline, stage)], tasks=overdue
         )
         asked = (await connection.execute(statement, values)).rowcount
-        telemetry.healed(asked, "lost entry", pipeline=pipeline, stage=stage)
+        metrics.healed(asked, "lost entry", pipeline=pipeline, stage=stage)
         if asked:
             log.warning("the entries of %d tasks at %s.%s were lost; asked for again", asked, pipeline, stage)
         return asked
@@ -150,7 +150,7 @@ class Sweep:
         pipeline, stage, _ = lane
         scripts = Scripts(__package__ or "", self._clients.of(self._keys.shard_of(pipeline, stage)))
         woken = int(await scripts.run("wake", [self._keys.due(pipeline, stage, lane.name)], entries))
-        telemetry.healed(woken, "clock", pipeline=pipeline, stage=stage)
+        metrics.healed(woken, "clock", pipeline=pipeline, stage=stage)
         if woken:
             log.warning("%d retries of %s.%s were due, but not by the clock of Redis", woken, pipeline, stage)
 

@@ -19,7 +19,7 @@ from uuid import UUID
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core import broker, telemetry
+from ..core import broker, metrics, telemetry
 from ..core.backoff import Pause
 from ..core.batching import GroupCommit
 from ..core.errors import first_line
@@ -248,13 +248,14 @@ class Consumer:
                 "dropping %d entries of %s whose tasks Postgres does not know", len(tasks) - len(loaded),
                 self.stage.full_name, extra={"task_id": str(next(task for task in tasks if task not in loaded))},
             )  # fmt: skip
-        begun = 0
+        begun = repeats = 0
         for delivery in deliveries:
             entry_id = entry_id_of(delivery)
             held = self._holding.entries[entry_id]
             work = loaded.get(delivery.task_id) if isinstance(delivery, Envelope) else None
             if work is None or not work.is_open or not work.is_ready:
                 follow_up = partial(self._finish, entry_id)
+                repeats += work is not None and not work.is_open
             elif work.task_id in self._running:
                 # The newer entry stands for the task from now on: it was asked for because the older one was lost,
                 # or it is a repeat, and then either will do.
@@ -270,6 +271,8 @@ class Consumer:
                 follow_up = partial(self._attempt, delivery, replace(work, asked_at=delivery.asked_at), held)
                 begun += 1
             held.work = asyncio.create_task(self._guarded(follow_up))
+        if repeats:
+            metrics.duplicated(self.stage.pipeline, self.stage.name, repeats)
         if begun < len(deliveries):
             await self._throttle.give_back(len(deliveries) - begun, held=len(self._holding))
 
@@ -300,6 +303,8 @@ class Consumer:
         turn = self._suspects if is_suspect else contextlib.nullcontext()
         async with turn, self._slots, self._connections:
             held.has_begun = True
+            if not (work.attempts or held.is_reclaimed):
+                metrics.waited(self.stage.pipeline, self.stage.name, time.time() - envelope.time / 1000)
             # What a service has reported ends the attempt that began when the work was handed to it.
             attempt = work.attempts + (work.answer is None)
             held.attempt = Running(work.task_id, self.stage.name, attempt, datetime.now(UTC))
@@ -311,12 +316,16 @@ class Consumer:
         """Acknowledge or park the entry of an attempt whose outcome is committed."""
         verdict = settled.verdict
         outcome = str(verdict.kind) if verdict else "superseded"
+        seconds = time.monotonic() - began
+        metrics.attempted(self.stage.pipeline, self.stage.name, outcome, seconds)
+        if settled.ended:
+            metrics.ended(self.stage.pipeline, settled.ended, time.time() - work.created_at.timestamp())
         log.log(
             logging.WARNING if outcome == Kind.DEAD else logging.INFO,
             "stage %s: %s%s", self.stage.full_name, outcome,
             f" ({verdict.reason})" if verdict and verdict.reason else "",
             extra=self._fields(work) | {
-                "outcome": outcome, "duration_ms": round((time.monotonic() - began) * 1000, 1),
+                "outcome": outcome, "duration_ms": round(seconds * 1000, 1),
             },
         )  # fmt: skip
         if verdict is not None and verdict.delay is not None:

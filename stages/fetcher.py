@@ -16,7 +16,7 @@ from typing import Protocol
 
 from redis.exceptions import RedisError
 
-from ..core import broker, telemetry
+from ..core import broker, metrics
 from ..core.backoff import Pause
 from ..core.pipeline import Stage
 from .holding import Holding
@@ -120,7 +120,9 @@ class Fetcher:
         granted, wait, deliveries = await self._fetch(room, partial(self._inbox.read, wait=False))
         if not granted:
             # Not for long: limits are changed, and others give back what they do not need.
+            began = time.monotonic()
             await self._sleep(min(wait, RECLAIM))
+            metrics.limited(self._stage.pipeline, self._stage.name, time.monotonic() - began)
         elif not deliveries:
             await self._inbox.wait()
 
@@ -176,6 +178,7 @@ class Fetcher:
                     granted, dead = await self._reclaim_dead(share)
                     if dead:
                         self._healed(len(dead), "dead worker")
+                        metrics.leases_lost(self._stage.pipeline, self._stage.name, len(dead))
                         log.warning("took over %d entries of dead workers of %s", len(dead), self._stage.full_name)
                     if granted and len(dead) == granted:
                         wait = min(wait, 0.01)  # there may be more
@@ -223,7 +226,7 @@ class Fetcher:
             log.info("deleted %d entries of %s that nobody would be given again", left_over, self._stage.full_name)
 
     def _healed(self, count: int, reason: str) -> None:
-        telemetry.healed(count, reason, pipeline=self._stage.pipeline, stage=self._stage.name)
+        metrics.healed(count, reason, pipeline=self._stage.pipeline, stage=self._stage.name)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but not longer than until we stop."""

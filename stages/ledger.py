@@ -213,9 +213,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a commit came to. ``verdict`` is ``None`` if nothing was left to decide: somebody else had settled it."""
+    """What a commit came to. ``verdict`` is ``None`` if nothing was left to decide: somebody else had settled it.
+
+    ``ended`` is the task's status if this has ended it.
+    """
 
     verdict: Verdict | None
+    ended: str | None = field(default=None, compare=False)
 
 
 class Ledger:
@@ -291,7 +295,7 @@ class Ledger:
             turn = {attempt.work.task_id: place for place, attempt in reversed(attempts.items())}
             verdicts = {place: attempts[place].verdict() for place in turn.values()}
             written = await self._write(connection, [(attempts[place], verdicts[place]) for place in verdicts])
-            settled |= {turn[task_id]: Settled(verdicts[turn[task_id]]) for task_id in written}
+            settled |= {turn[task_id]: Settled(verdicts[turn[task_id]], ended) for task_id, ended in written.items()}
             left = {place: attempt for place, attempt in attempts.items() if place not in settled}
             attempts = {}
             for place, fresh in (await self._reload(connection, left)).items():
@@ -303,8 +307,10 @@ class Ledger:
                     outpaced[place] = fresh
         return settled, outpaced
 
-    async def _write(self, connection: AsyncConnection, decided: Sequence[tuple[Attempt, Verdict]]) -> set[UUID]:
-        """Run the commit statement; the tasks that it took."""
+    async def _write(
+        self, connection: AsyncConnection, decided: Sequence[tuple[Attempt, Verdict]]
+    ) -> dict[UUID, str | None]:
+        """Run the commit statement; the tasks that it took, each with its status if it has ended."""
         column: Callable[[Callable[[Attempt, Verdict], Any]], list[Any]] = lambda value: [  # noqa: E731
             value(attempt, verdict) for attempt, verdict in decided
         ]
@@ -325,7 +331,7 @@ class Ledger:
             "worker": self._worker,
         }
         rows = await connection.exec_driver_sql(self._sql["commit"], parameters)
-        return {task_id for (task_id,) in rows}
+        return {row.task_id: row.ended for row in rows}
 
     async def _reload(
         self, connection: AsyncConnection, attempts: Mapping[int, Attempt]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from ..core import broker
+from ..core import broker, metrics
 from ..core.broker import Keys
 from ..core.database import make_engine
 from ..core.pipeline import Stage
@@ -88,6 +88,8 @@ class Worker:
         """Work until ``stop``; then stop reading, let what runs finish within the grace, hand the rest back."""
         # Before the first entry is ours: without a heartbeat it would be taken from us.
         await asyncio.to_thread(self._heartbeat.start)
+        for consumer in self._consumers:
+            metrics.announce_stage(consumer.stage.pipeline, consumer.stage.name)
         names = ", ".join(one.stage.full_name for one in self._consumers)
         log.info("working on %s", names, extra={"worker": self.name})
         controlling = asyncio.create_task(self._control.run())

@@ -7,7 +7,7 @@
 -- texts go in binary form: as text psycopg escapes each quote in them.
 --
 -- Takes only tasks whose version is still the loaded one and which are neither completed nor cancelled, in stages that
--- are still in force; returns their task_id. For the others somebody was first: load again, decide again.
+-- are still in force; returns their task_id, and ended: completed or failed, if they are that from now on. For the others somebody was first: load again, decide again.
 -- Locks the task rows, one by one in the order of task_id, so that two workers cannot wait for each other: lateral,
 -- so that the primary key is used whatever the planner believes of the table (when it was empty, or grew since).
 -- A failed task stays failed: another stage of it is dead until a person requeues that.
@@ -117,4 +117,5 @@ event_written as (
       from decided
      where status_now in ('completed', 'failed') and status_now <> status
 )
-select task_id from decided
+select task_id, case when status_now in ('completed', 'failed') and status_now <> status then status_now end as ended
+  from decided

@@ -1,10 +1,11 @@
-"""What real processes tell of a task: its trace in a collector, and its lines in the log and in Postgres.
+"""What real processes tell of a task: its trace in a collector, its lines in the log and in Postgres, the metrics.
 
 One story for all tests: a task with a retry, a fan-out, a service, and a dead letter that is requeued.
 """
 
 import contextlib
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from postroad.core.servers import Servers
 from postroad.core.settings import Settings
 from postroad.testing.places import fresh_database, fresh_prefix
 from tests.acceptance.collector import Collector, Told, collecting
-from tests.acceptance.deployment import Deployment
+from tests.acceptance.deployment import ROOT, Deployment, Process, wait_until
 
 UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 
@@ -46,11 +48,16 @@ class Story:
     """The ``traceparent`` of each request that the service had."""
     events: list[dict[str, Any]] = field(default_factory=list)
     logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    instances: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, dict[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
+    """What all processes served, by the name of the sample and its labels."""
 
     def of_task(self) -> list[Told]:
         """The spans of the task's trace."""
         return [span for span in self.collector.spans if span.trace == self.answer["trace_id"]]
+
+    def count(self, name: str, **labels: str) -> float:
+        """The value of a sample; the sum, of those that have these labels."""
+        return sum(value for found, value in self.metrics[name].items() if labels.items() <= dict(found).items())
 
     def lines(self, name: str, message: str) -> list[dict[str, Any]]:
         """The log lines of a process whose message begins so."""
@@ -92,10 +99,11 @@ def story(servers: Servers, _template: str, tmp_path_factory: pytest.TempPathFac
         price_service(priced) as url,
     ):
         settings = Settings(
-            database_url=database, redis_url=servers.redis_url, prefix=prefix, app="tests.acceptance.told", port=0
-        )
+            database_url=database, redis_url=servers.redis_url, prefix=prefix, app="tests.acceptance.told", port=0,
+            metrics="127.0.0.1:0",
+        )  # fmt: skip
         deployment = Observed(settings, folder)
-        over_http = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+        over_http = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
         over_grpc = {
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector.target,
@@ -116,6 +124,7 @@ def _tell(
     paid = folder / "paid"
     deployment.variables = over_grpc | {"PRICE_URL": url, "PAID": str(paid)}
     worker = deployment.process("worker", "stage", "--all")
+    worker.await_line("working on")
     deployment.variables = over_http
     relay = deployment.process("relay", "relay", "--log-level", "debug")
     intake = deployment.process("intake", "serve", "--log-level", "debug", port=0)
@@ -138,19 +147,38 @@ def _tell(
     post("/v1/tasks", {"pipeline": "told", "payload": None}, traceparent=UNSAMPLED)
     deployment.submit("told", 1, 2)
     deployment.wait_until_finished(4)
+    assert post("/v1/tasks", {"pipeline": "nowhere", "payload": 1}).status_code == 422
+    processes = (worker, relay, intake)
+    wait_until(lambda: "postroad_outbox_unpublished" in served(deployment, relay), "the relay has looked")
+    texts = [served(deployment, process) for process in processes]
     rows = deployment.query(
         "select type, stage, data, traceparent from postroad.outbox where task_id = %s order by position",
         told["task_id"],
     )
-    for process in (worker, relay, intake):
+    for process in processes:
         assert process.terminate() == 0, process.log
     return Story(
         collector, told["task_id"], told, answer.headers["traceparent"], priced,
         events=[dict(zip(("type", "stage", "data", "traceparent"), row, strict=True)) for row in rows],
-        logs={
-            process.name: [json.loads(line) for line in process.log.splitlines()] for process in (worker, relay, intake)
-        },
+        metrics=samples(texts),
+        logs={process.name: [json.loads(line) for line in process.log.splitlines()] for process in processes},
     )  # fmt: skip
+
+
+def served(deployment: Deployment, process: Process) -> str:
+    """The metrics of a process, as Prometheus reads them."""
+    (url,) = re.findall(r"metrics on (http://[^\"]+)", process.log)
+    return deployment.client.get(url).text
+
+
+def samples(texts: list[str]) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """All samples of these texts."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
 
 
 def attempts(spans: list[Told]) -> list[tuple[str, int, str]]:
@@ -323,3 +351,54 @@ def test_what_a_handler_logs_is_in_the_log_and_in_the_journey(story: Story) -> N
     assert kept["check", 2][0].endswith(" INFO checking, attempt 2")
     assert kept["left", 1][0].endswith(" INFO left")
     assert ("settle", 1) not in kept
+
+
+def test_what_happened_is_counted(story: Story) -> None:
+    assert story.count("postroad_tasks_accepted_total", pipeline="told") == 4
+    assert story.count("postroad_intake_rejected_total", reason="invalid") == 1
+    assert story.count("postroad_stage_attempts_total", stage="check", outcome="failed") == 4
+    assert story.count("postroad_stage_attempts_total", stage="check", outcome="done") == 4
+    assert story.count("postroad_stage_attempts_total", stage="settle", outcome="dead") == 1
+    assert story.count("postroad_stage_duration_seconds_count", stage="check") == 8
+    assert story.count("postroad_stage_wait_seconds_count", stage="check") == 4, "of first attempts alone"
+    assert story.count("postroad_task_latency_seconds_count", status="completed") == 4
+    assert story.count("postroad_task_latency_seconds_count", status="failed") == 1
+    assert story.count("postroad_relay_published_total", stage="left") >= 4
+    assert story.count("postroad_relay_leading") == 1
+    assert story.count("postroad_audit_violations") == 0
+    assert {dict(labels)["role"] for labels in story.metrics["postroad_build_info"]} == {"intake", "relay", "stage"}
+
+
+def test_no_label_is_of_an_infinite_set(story: Story) -> None:
+    names = {
+        name
+        for sample, found in story.metrics.items()
+        if sample.startswith("postroad_")
+        for labels in found
+        for name, _ in labels
+    }
+
+    assert names <= {
+        "pipeline", "stage", "outcome", "reason", "state", "status", "invariant", "role", "version", "python", "le",
+    }  # fmt: skip
+
+
+def test_every_metric_is_served_under_the_name_that_the_documents_have(story: Story) -> None:
+    text = (ROOT / "docs/telemetry.md").read_text("utf-8")
+    listed = set(re.findall(r"^\| `(postroad_\w+)", text, re.MULTILINE))
+    suffixes = re.compile(r"_(bucket|count|sum|created)$")
+
+    ours = {name for name in story.metrics if name.startswith("postroad_")}
+    assert {suffixes.sub("", name) for name in ours} == listed
+
+
+@pytest.mark.parametrize("file", ["deploy/prometheus/alerts.yml", "deploy/grafana/postroad.json"])
+def test_what_the_alerts_and_the_dashboard_ask_for_is_served(story: Story, file: str) -> None:
+    asked = set(re.findall(r"\bpostroad_\w+", (ROOT / file).read_text("utf-8")))
+
+    assert asked
+    assert asked <= story.metrics.keys()
+
+
+def test_metrics_are_sent_to_a_collector_too(story: Story) -> None:
+    assert {"postroad.tasks.accepted", "postroad.outbox.oldest.age"} <= story.collector.metrics

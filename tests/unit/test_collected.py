@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import prometheus_client
 import pytest
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
@@ -10,9 +11,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 
-from postroad.cli.telemetry import LinkedSampler, _exporters, _resource, collected
-from postroad.core import telemetry
+from postroad.cli.telemetry import LinkedSampler, _exporters, _listen, _resource, collected
+from postroad.core import metrics, telemetry
 from postroad.core.errors import SettingsError
+from postroad.core.settings import Settings
 
 RECORDED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 UNRECORDED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
@@ -37,13 +39,18 @@ def provided(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TracerProvider]]:
     [
         {},
         {"OTEL_TRACES_EXPORTER": "none"},
-        {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+        {
+            "OTEL_TRACES_EXPORTER": "none",
+            "OTEL_METRICS_EXPORTER": "none",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+        },
         {"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"},
     ],
 )
 def test_unless_it_is_asked_for_there_is_no_sdk(provided: list[TracerProvider], variables: dict[str, str]) -> None:
-    with collected("relay", "host:1:0", environ=variables):
+    with collected("relay", "host:1:0", Settings(), environ=variables):
         assert not telemetry.is_on()
+        assert not metrics.is_on()
 
     assert provided == []
 
@@ -52,7 +59,7 @@ def test_the_sdk_of_the_author_is_left_alone(provided: list[TracerProvider]) -> 
     authors = TracerProvider()
     provided.append(authors)
 
-    with collected("stage", "host:1:0", environ={"OTEL_TRACES_EXPORTER": "console"}):
+    with collected("stage", "host:1:0", Settings(), environ={"OTEL_TRACES_EXPORTER": "console"}):
         assert trace.get_tracer_provider() is authors
 
     assert provided == [authors]
@@ -69,7 +76,7 @@ def test_what_is_left_is_handed_over_at_the_end(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ConsoleSpanExporter, "export", export)
 
     with (
-        collected("relay", "host:1:0", environ={"OTEL_TRACES_EXPORTER": "console"}),
+        collected("relay", "host:1:0", Settings(), environ={"OTEL_TRACES_EXPORTER": "console"}),
         telemetry.span("process road.ride", trace.SpanKind.CONSUMER, None, {}),
     ):
         pass
@@ -143,7 +150,32 @@ def test_the_share_that_the_variables_name_holds(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.01")
 
-    with collected("intake", "host:1:0", environ={"OTEL_TRACES_EXPORTER": "console"}):
+    with collected("intake", "host:1:0", Settings(), environ={"OTEL_TRACES_EXPORTER": "console"}):
         described = provided[0].sampler.get_description()
 
     assert TraceIdRatioBased(0.01).get_description() in described
+
+
+def test_processes_that_share_their_settings_serve_metrics_side_by_side() -> None:
+    first, serving = _listen(prometheus_client, "127.0.0.1", 0, Settings())
+    settings = Settings(metrics=f"127.0.0.1:{first.server_port}")
+    second, also_serving = _listen(prometheus_client, *settings.metrics_address(), settings)
+
+    assert second.server_port > first.server_port
+    for server, thread in ((first, serving), (second, also_serving)):
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_an_address_that_is_not_ours_is_said() -> None:
+    settings = Settings(metrics="192.0.2.1:9464")
+
+    with pytest.raises(SettingsError, match=r"metrics: cannot listen on 192\.0\.2\.1:9464: "):
+        _listen(prometheus_client, *settings.metrics_address(), settings)
+
+
+@pytest.mark.parametrize("value", ["9464", ":9464", "localhost", "localhost:", "localhost:http", "h:65536"])
+def test_metrics_need_a_host_and_a_port(value: str) -> None:
+    with pytest.raises(SettingsError, match="metrics: HOST:PORT, as "):
+        Settings(metrics=value)

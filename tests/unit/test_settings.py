@@ -105,6 +105,7 @@ def test_a_child_process_reads_the_same_settings() -> None:
         request_time=timedelta(seconds=5),
         connections=9,
         workers=2,
+        metrics="[::1]:9464",
     )
     assert all(getattr(settings, field.name) != field.default for field in dataclasses.fields(settings)), (
         "each differs from its default"

@@ -1,20 +1,16 @@
 """Traces that go on from stage to stage, with an SDK or without."""
 
-import json
 from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
-from opentelemetry import metrics, trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from postroad.core import telemetry
 from postroad.core.telemetry import LINKS, continued, current, note, sending, sent, span, trace_id
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -173,24 +169,3 @@ def test_an_exception_whose_words_fail_fails_the_span_and_goes_on(exporter: InMe
 
     (finished,) = exporter.get_finished_spans()
     assert finished.status.description == "Mute"
-
-
-def test_what_was_healed_is_counted_by_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider(metric_readers=[reader])
-    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
-    telemetry._healed.cache_clear()
-    try:
-        telemetry.healed(3, "lost entry", pipeline="travel", stage="ride")
-        telemetry.healed(2, "lost entry", pipeline="travel", stage="ride")
-        telemetry.healed(1, "no marker")
-        telemetry.healed(0, "dead worker")
-        document = json.loads(str(reader.get_metrics_data().to_json()))  # type: ignore[union-attr]
-    finally:
-        telemetry._healed.cache_clear()
-        provider.shutdown()
-
-    (metric,) = document["resource_metrics"][0]["scope_metrics"][0]["metrics"]
-    assert metric["name"] == "postroad.healed"
-    counted = {tuple(point["attributes"].values()): point["value"] for point in metric["data"]["data_points"]}
-    assert counted == {("lost entry", "travel", "ride"): 5, ("no marker",): 1}
