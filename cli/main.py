@@ -30,7 +30,7 @@ _COMMANDS = {
     "key": ("keys", "Make keys of the HTTP door; list and revoke them."),
     "grant": ("grant", "Let another role submit in SQL, or read, without other rights on the tables."),
     "deploy": ("schema", "Record the app's pipelines in Postgres."),
-    "serve": ("processes", "Run the intake: the HTTP door."),
+    "serve": ("serve", "Run the intake: the HTTP door."),
     "relay": ("processes", "Run a relay: from the outbox to the streams."),
     "stage": ("stages", "Run stages, from the streams to the handlers; list them, set their limits."),
     "submit": ("submit", "Submit tasks from NDJSON, and wait for their ends."),

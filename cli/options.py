@@ -14,6 +14,9 @@ from ..core.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+SERVERS = ("database_url", "redis_url", "schema", "prefix")
+"""Where the servers are, and what is ours there."""
+
 _KNOWN = {
     "database_url": click.option("--database-url", metavar="URL", help="Postgres. [env: DATABASE_URL]"),
     "direct_url": click.option(
