@@ -36,6 +36,7 @@ _COMMANDS = {
     "submit": ("submit", "Submit tasks from NDJSON, and wait for their ends."),
     "schedule": ("schedule", "Submit tasks by cron lines."),
     "task": ("tasks", "Look tasks up; cancel them, or run a stage again."),
+    "explain": ("explain", "Say why a task is not done."),
     "dead": ("dead", "Look at dead letters; requeue or discard them."),
     "pause": ("pause", "Pause a stage: its workers read nothing more."),
     "resume": ("pause", "Resume a stage that was paused."),

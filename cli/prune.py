@@ -11,8 +11,8 @@ from ..core.broker import Keys
 from ..core.database import make_engine
 from ..core.errors import first_line
 from ..core.settings import Settings
+from ..outbox.marker import Marker
 from ..outbox.retention import Pruned, prune
-from ..relay.publish import Marker
 from .connect import check_schema
 from .options import options, read_settings
 

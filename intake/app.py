@@ -28,6 +28,7 @@ from ..core.payload_schema import PayloadSchema
 from ..core.settings import Settings
 from ..outbox.process import Registration, Role
 from ..outbox.submit import Accepted, Answer, Submission
+from ..outbox.whereabouts import Locator
 from .answers import jsonable
 from .auth import Guard, caller_of, forbidden
 from .batch import Batches
@@ -69,7 +70,8 @@ def create_app(settings: Settings, *, name: str | None = None) -> Starlette:
     pressure = Pressure(settings, engine)
     guard = Guard(keyring, quota)
     watch = Watch(engine, settings.schema)
-    views = Views(settings.schema, engine, watch)
+    locator = Locator(settings)
+    views = Views(settings.schema, engine, watch, locator)
     door = Door(settings, engine, guard, pressure, views)
     operations = Operations(settings.schema, engine)
     endpoints = [*door.endpoints(), *views.endpoints(), *operations.endpoints()]
@@ -89,6 +91,7 @@ def create_app(settings: Settings, *, name: str | None = None) -> Starlette:
         await watch.close()
         await door.close()
         await pressure.aclose()
+        await locator.aclose()
         await quota.aclose()
         await engine.dispose()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..core.priority import WORDS
 from ..core.task import Status
+from ..outbox.explain import State
 from .endpoint import Schema, ref
 
 _ID = {"type": "string", "format": "uuid"}
@@ -150,6 +151,28 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "Journey": shape({"task_id": _ID, "events": {"type": "array", "items": ref("Event")}}),
+    "Explanation": shape(
+        {
+            "task_id": _ID,
+            "pipeline": _TEXT,
+            "status": {"enum": [str(status) for status in Status]},
+            "headline": {**_TEXT, "description": "the most telling sentence"},
+            "reasons": {
+                "type": "array",
+                "description": "one for each stage that is not done, or one for a task that has ended",
+                "items": shape(
+                    {
+                        "stage": _NO_TEXT,
+                        "state": {"enum": [str(state) for state in State]},
+                        "sentence": _TEXT,
+                        "since": _NO_MOMENT,
+                        "until": _NO_MOMENT,
+                        "by": {**_NO_TEXT, "description": "the person or the process that it is due to"},
+                    }
+                ),
+            },
+        }
+    ),
     "Cancelled": shape({"task_id": _ID, "status": {"const": "cancelled"}, "changed": {"type": "boolean"}}),
     "Retried": shape({"task_id": _ID, "stages": {"type": "array", "items": _TEXT}}),
     "StageState": shape(

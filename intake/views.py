@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ..core.moment import parse_rfc3339
 from ..core.task import Status
 from ..outbox.audit import journey
+from ..outbox.explain import explain
+from ..outbox.whereabouts import Locator
 from . import stream
 from .answers import jsonable
 from .auth import caller_of
@@ -36,8 +39,9 @@ _NOTHING: Mapping[str, Any] = {}
 class Views:
     """The endpoints. They change nothing."""
 
-    def __init__(self, schema: str, engine: AsyncEngine, watch: Watch) -> None:
+    def __init__(self, schema: str, engine: AsyncEngine, watch: Watch, locator: Locator) -> None:
         self._schema = schema
+        self._locator = locator
         self._engine = engine
         self._watch = watch
 
@@ -64,6 +68,11 @@ class Views:
                     204: Reply("To those who accept text/event-stream: it has ended, and they have heard all of it."),
                 },
                 problems=(400, 404, 503), headers={"Last-Event-ID": LAST_EVENT},
+            ),
+            Endpoint(
+                "GET", "/v1/tasks/{task_id}/explain", self.explain, "read",
+                {200: Reply("A sentence for each stage that is not done.", ref("Explanation"))},
+                problems=(400, 404, 503),
             ),
             Endpoint(
                 "GET", "/v1/pipelines", self.list_pipelines, "read",
@@ -138,6 +147,17 @@ class Views:
         if pipeline is None or not caller_of(request).may_use(pipeline):
             raise no_task(task_id)
         return JSONResponse({"task_id": str(task_id), "events": [stream.event_body(step) for step in steps]})
+
+    async def explain(self, request: Request) -> Response:
+        """Why a task is where it is: what holds up each of its stages that is not done, in words too."""
+        task_id = path_id(request)
+        read_query(request, _NOTHING)
+        async with transaction(self._engine) as connection:
+            explanation = await explain(connection, task_id, self._schema, self._locator)
+        if not caller_of(request).may_use(explanation.pipeline):
+            raise no_task(task_id)
+        reasons = [jsonable(asdict(reason)) for reason in explanation.reasons]
+        return JSONResponse(jsonable(asdict(explanation)) | {"reasons": reasons})
 
     async def list_pipelines(self, request: Request) -> Response:
         """The pipelines in force: their graphs, and for each stage what is there, and for how long."""

@@ -7,9 +7,10 @@ from typing import Any
 import psycopg
 
 from ..core import metrics
+from ..outbox.marker import Marker
 from ..outbox.request import ready_stages
 from ..outbox.ticks import Tick
-from .publish import Marker, Shard
+from .publish import Shard
 from .route import Lane
 
 log = logging.getLogger(__name__)

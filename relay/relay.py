@@ -26,9 +26,10 @@ from ..core.broker import Keys
 from ..core.database import Statements, connect_psycopg, is_transient, make_engine
 from ..core.errors import SchemaError, first_line
 from ..core.settings import Settings, masked
+from ..outbox.marker import Marker
 from ..outbox.process import Registration, Role
 from ..outbox.ticks import Tick, Ticks, Window
-from .publish import Entry, Marker, Publication, Shard
+from .publish import Entry, Publication, Shard
 from .rebuild import rebuild_lanes, rebuild_shard
 from .route import Route, Routes
 from .sampler import Sampler

@@ -23,9 +23,9 @@ from ..core.database import Statements, connect_psycopg
 from ..core.errors import first_line
 from ..core.priority import Priority
 from ..core.settings import Settings
+from ..outbox.marker import Marker
 from ..outbox.request import ready_stages
 from ..outbox.ticks import Ticks
-from .publish import Marker
 from .route import Lane, Route
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from postroad.core.broker import Keys
 from postroad.core.servers import Valkey
 from postroad.intake.pressure import Pressure
 from postroad.intake.problems import QUOTA_EXCEEDED, REDUCED_CAPACITY
-from postroad.relay.publish import Marker
+from postroad.outbox.marker import Marker
 from postroad.testing.traffic import Traffic, until
 from tests.integration.door import Door, line, open_door, problem
 from tests.integration.road import Road, die, pipeline

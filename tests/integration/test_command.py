@@ -256,6 +256,25 @@ async def test_audit_ends_with_5_and_counts_what_does_not_hold(command: Command,
     assert clean.err == table.err == document.err == ""
 
 
+# explain
+
+
+async def test_explain_says_why_a_task_is_not_done(command: Command, road: Road) -> None:
+    task_id = await die(road, "rest", reason="no inn")
+
+    told = await command("explain", task_id)
+    document = await command("explain", task_id, "--json")
+    missing = await command("explain", uuid4(), code=3)
+
+    first, second, third = told.out.splitlines()
+    assert first.endswith("after 1 attempt: no inn")
+    assert second.startswith("ride is in the outbox since ")
+    assert third == "arrive waits for rest and ride"
+    assert document.data["headline"] == first
+    assert [reason["sentence"] for reason in document.data["reasons"]] == [first, second, third]
+    assert "there is no task" in missing.err
+
+
 # task
 
 

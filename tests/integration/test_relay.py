@@ -28,9 +28,10 @@ from postroad.core.database import Statements, connect_psycopg
 from postroad.core.errors import SchemaError
 from postroad.core.servers import Postgres, Valkey
 from postroad.migrations import upgrade
+from postroad.outbox.marker import Marker
 from postroad.outbox.ticks import PAGE, Appended, Ticks
 from postroad.relay import relay as module
-from postroad.relay.publish import Entry, Marker, Publication, Shard
+from postroad.relay.publish import Entry, Publication, Shard
 from postroad.relay.relay import Relay, _Session
 from postroad.relay.route import Lane
 from postroad.relay.sweep import Sweep
