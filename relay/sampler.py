@@ -22,7 +22,7 @@ from ..core.errors import first_line
 from ..core.metrics import LEVELS
 from ..core.settings import Settings
 from ..outbox import audit
-from .publish import Marker
+from ..outbox.marker import Marker
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from postroad.core import metrics
 from postroad.core.database import connect_psycopg
 from postroad.core.metrics import LEVELS
 from postroad.outbox.audit import INVARIANTS
+from postroad.outbox.marker import Marker
 from postroad.outbox.ticks import Ticks
 from postroad.relay import sampler as sampler_module
-from postroad.relay.publish import Marker
 from postroad.relay.sampler import OURS, Sampler
 from tests.integration.road import TRAVEL, Road, die
 
