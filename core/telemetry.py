@@ -108,6 +108,11 @@ def fail(failed: Span, kind: str, reason: str) -> None:
     failed.set_status(Status(StatusCode.ERROR, reason[:200]))
 
 
+def traceparent_of(span: Span) -> str:
+    """The context of ``span``."""
+    return _traceparent(span.get_span_context())
+
+
 def current(otherwise: str) -> str:
     """The ``traceparent`` of the span that we are in; ``otherwise``, our part of a trace, if that is not recorded."""
     found = trace.get_current_span()

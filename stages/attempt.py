@@ -21,7 +21,7 @@ from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry, l
 from ..core.pipeline import Stage
 from ..core.task import Task
 from .ledger import Attempt, Kind, Ledger, Settled, Work
-from .runner import HandlerThreads, Run, run_handler
+from .runner import NO_TRAIL, HandlerThreads, Run, Trail, run_handler
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Attempts:
             came_to = await self._run_in_transaction(work, started_at)
         if isinstance(came_to, Settled):
             return came_to
-        return await self._conclude(work, came_to.outcome, started_at, error=came_to.error, lines=came_to.lines)
+        return await self._conclude(work, came_to.outcome, started_at, error=came_to.error, trail=came_to.trail)
 
     async def _hand_over(self, work: Work, within: timedelta, started_at: datetime) -> Settled:
         """Hand the work to a service that reports later. The lease is committed first: the report may come at once."""
@@ -81,10 +81,10 @@ class Attempts:
             return Settled(None)
         if fresh.answer is not None:
             # It has reported already; that counts, even if its first answer was lost on the way.
-            return await self._conclude(fresh, reported(fresh.answer), _now(), is_counted=True, lines=run.lines)
+            return await self._conclude(fresh, reported(fresh.answer), _now(), is_counted=True, trail=run.trail)
         if isinstance(run.outcome, Completed):
             return settled
-        return await self._conclude(fresh, run.outcome, _now(), error=run.error, is_counted=True, lines=run.lines)
+        return await self._conclude(fresh, run.outcome, _now(), error=run.error, is_counted=True, trail=run.trail)
 
     async def reject(self, work: Work, reason: str) -> Settled:
         """Make a dead letter of ``work`` without running it."""
@@ -112,20 +112,20 @@ class Attempts:
         self, connection: AsyncConnection, work: Work, started_at: datetime
     ) -> tuple[Run | Settled, bool]:
         """Run the handler over ``connection``; what it came to, and whether the server was lost on the way."""
-        lines: tuple[str, ...] = ()
+        trail = NO_TRAIL
         try:
             await connection.begin()
             run = await run_over(
                 connection, self._stage, work.task(self._stage), self._threads,
                 within=work.seconds_left(), is_anew=work.is_anew,
             )  # fmt: skip
-            lines = run.lines
+            trail = run.trail
             if isinstance(run.outcome, Completed):
-                attempt = Attempt(self._stage, work, run.outcome, started_at, lines=lines)
+                attempt = Attempt(self._stage, work, run.outcome, started_at, trail=trail)
                 return await self._commit_within(connection, attempt), False
             return run, connection.invalidated and _tells_of_loss(run.outcome)
         except Exception as error:
-            run = Run(Retry(f"the transaction failed: {first_line(error)}"), lines=lines)
+            run = Run(Retry(f"the transaction failed: {first_line(error)}"), trail=trail)
             return run, connection.invalidated and _tells_of_loss(error)
 
     @contextlib.asynccontextmanager
@@ -156,10 +156,10 @@ class Attempts:
         *,
         error: str | None = None,
         is_counted: bool = False,
-        lines: tuple[str, ...] = (),
+        trail: Trail = NO_TRAIL,
     ) -> Settled:
         """Commit an outcome with the others of this moment."""
-        attempt = Attempt(self._stage, work, outcome, started_at, error, is_counted, lines)
+        attempt = Attempt(self._stage, work, outcome, started_at, error, is_counted, trail)
         try:
             return await persist("committing", lambda: self._ledger.commit(attempt))
         except Exception as refusal:
@@ -205,7 +205,7 @@ async def run_over(
         event.remove(connection.sync_connection, "commit", note)
     if commits:
         reason = "the handler committed its transaction; it must leave it open, for postroad to commit"
-        return Run(Reject(reason), run.error, run.lines)
+        return Run(Reject(reason), run.error, run.trail)
     return run
 
 

@@ -27,6 +27,7 @@ from ..core.moment import rfc3339
 from ..core.outcome import Completed, Expired, Handed, Outcome, Reject, Retry, Snooze
 from ..core.pipeline import Stage
 from ..core.task import Task
+from .runner import NO_TRAIL, Trail
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,6 @@ class Attempt:
     """One attempt of ``stage`` on ``work`` that has come to ``outcome``; ``error`` is a traceback, if there is one.
 
     ``is_counted``: it was counted when its work was handed to a service, so ``work`` has it among the attempts.
-    ``lines`` are the last that it logged.
     """
 
     stage: Stage
@@ -155,7 +155,7 @@ class Attempt:
     started_at: datetime
     error: str | None = None
     is_counted: bool = False
-    lines: tuple[str, ...] = ()
+    trail: Trail = NO_TRAIL
     ended_at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
 
     @property
@@ -206,7 +206,8 @@ class Attempt:
             "reason": verdict.reason,
             "error": None if verdict.error is None else verdict.error[-ERROR_LIMIT:],
             "delay_seconds": None if verdict.delay is None else verdict.delay.total_seconds(),
-            "log": self.lines or None,
+            "log": self.trail.lines or None,
+            "traceparent": self.trail.traceparent,
         }
         return json.dumps({name: value for name, value in told.items() if value is not None}, ensure_ascii=False)
 

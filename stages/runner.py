@@ -30,12 +30,23 @@ ERROR_LIMIT = 8_000
 
 
 @dataclass(frozen=True, slots=True)
+class Trail:
+    """What an attempt leaves behind: the last ``lines`` that it logged, and its span, if that is recorded."""
+
+    lines: tuple[str, ...] = ()
+    traceparent: str | None = None
+
+
+NO_TRAIL = Trail()
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What an attempt came to, the traceback if it failed by an exception, and the last lines that it logged."""
+    """What an attempt came to, the traceback if it failed by an exception, and its trail."""
 
     outcome: Outcome
     error: str | None = None
-    lines: tuple[str, ...] = ()
+    trail: Trail = NO_TRAIL
 
 
 class HandlerThreads:
@@ -117,9 +128,11 @@ async def run_handler(
         except asyncio.CancelledError:
             span.set_attribute("postroad.outcome", "cancelled")
             raise
+        traceparent = None
         if span.is_recording():
             _tell(span, stage, task, run.outcome)
-    return replace(run, lines=attempted.lines)
+            traceparent = telemetry.traceparent_of(span)
+    return replace(run, trail=Trail(attempted.lines, traceparent))
 
 
 def _span(stage: Stage, task: Task, *, is_anew: bool) -> AbstractContextManager[Span]:

@@ -16,6 +16,7 @@ from ..core.pipeline import Stage
 from ..stages.attempt import Attempts
 from ..stages.consumer import Consumer
 from ..stages.ledger import Attempt, Kind, Settled, Work
+from ..stages.runner import NO_TRAIL, Trail
 
 
 class Step(Enum):
@@ -98,11 +99,11 @@ class DoomedAttempts(Attempts):
         *,
         error: str | None = None,
         is_counted: bool = False,
-        lines: tuple[str, ...] = (),
+        trail: Trail = NO_TRAIL,
     ) -> Settled:
         if self._crash.step is Step.BEFORE_COMMITTING and isinstance(outcome, Completed):
             await self._crash.strike(work.task_id)
-        return await super()._conclude(work, outcome, started_at, error=error, is_counted=is_counted, lines=lines)
+        return await super()._conclude(work, outcome, started_at, error=error, is_counted=is_counted, trail=trail)
 
 
 def doom(consumer: Consumer, crash: Crash) -> None:

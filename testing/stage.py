@@ -155,7 +155,7 @@ async def _run_in_savepoint(connection: AsyncConnection, stage: Stage, task: Tas
             await savepoint.commit()
             return run
     except DBAPIError as error:
-        run = Run(Retry(f"the transaction failed: {first_line(error)}"), lines=run.lines)
+        run = Run(Retry(f"the transaction failed: {first_line(error)}"), trail=run.trail)
     # A query that the timeout cut off has taken the connection with it, and all that was written.
     if not connection.invalidated:
         await savepoint.rollback()

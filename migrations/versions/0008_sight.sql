@@ -63,9 +63,8 @@ select event.task_id, event.pipeline, event.position,
        attempt.ended_at - attempt.ran - attempt.waited as ready_at, attempt.ended_at - attempt.ran as started_at,
        attempt.ended_at, attempt.waited, attempt.ran, attempt.ended_at + attempt.delay as next_at,
        event.data ->> 'reason' as reason, attempt.error, event.data ->> 'by' as by,
-       substr(event.traceparent, 4, 32) as trace_id,
-       case when event.type = 'TaskCreated' then substr(event.traceparent, 37, 16)
-            else attempt.span_id end as span_id,
+       substr(coalesce(attempt.traceparent, event.traceparent), 4, 32) as trace_id,
+       substr(case when event.type = 'TaskCreated' then event.traceparent else attempt.traceparent end, 37, 16) as span_id,
        event.data
   from postroad.outbox as event
   left join lateral (
@@ -80,7 +79,7 @@ select event.task_id, event.pipeline, event.position,
               make_interval(secs => (event.data ->> 'ran_seconds')::float8) as ran,
               make_interval(secs => (event.data ->> 'delay_seconds')::float8) as delay,
               event.data ->> 'error' as error,
-              event.data ->> 'span_id' as span_id
+              event.data ->> 'traceparent' as traceparent
         where event.type in ('StageCompleted', 'StageFailed', 'StageSnoozed', 'StageHanded', 'StageDead')
        offset 0
        ) as attempt on true;
@@ -90,8 +89,9 @@ comment on view postroad.task_journey is
 snoozed, waiting: handed to a service, dead), the number of the attempt (of a snoozed one, which is not counted, that
 of the one before), who made it, when it was ready, started and ended, how long it waited and ran, when it is tried again
 (next_at), reason and error. started_at is by the clock of the worker. by: the person who stepped in.
-span_id is that of the step''s own span, where it is known. Events of 30 days at least; those of an attempt from before
-version 0008 have no times. Fast for a task_id, and in a join on it; without one it reads all events.';
+trace_id and span_id are those of the step''s own span, if it was recorded, else trace_id is that of the task. Events of
+30 days at least; those of an attempt from before version 0008 have no times. Fast for a task_id, and in a join on it;
+without one it reads all events.';
 
 create view postroad.stage_latency as
 with hour as materialized (

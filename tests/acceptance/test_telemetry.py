@@ -47,6 +47,8 @@ class Story:
     priced: list[str] = field(default_factory=list)
     """The ``traceparent`` of each request that the service had."""
     events: list[dict[str, Any]] = field(default_factory=list)
+    journey: list[dict[str, Any]] = field(default_factory=list)
+    """Its attempts, in the words of the view ``task_journey``."""
     logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     metrics: dict[str, dict[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
     """What all processes served, by the name of the sample and its labels."""
@@ -155,11 +157,18 @@ def _tell(
         "select type, stage, data, traceparent from postroad.outbox where task_id = %s order by position",
         told["task_id"],
     )
+    steps = deployment.query(
+        "select stage, attempt, outcome, trace_id, span_id, worker, started_at, ended_at from postroad.task_journey"
+        " where task_id = %s and outcome is not null order by position",
+        told["task_id"],
+    )
+    names = ("stage", "attempt", "outcome", "trace_id", "span_id", "worker", "started_at", "ended_at")
     for process in processes:
         assert process.terminate() == 0, process.log
     return Story(
         collector, told["task_id"], told, answer.headers["traceparent"], priced,
         events=[dict(zip(("type", "stage", "data", "traceparent"), row, strict=True)) for row in rows],
+        journey=[dict(zip(names, row, strict=True)) for row in steps],
         metrics=samples(texts),
         logs={process.name: [json.loads(line) for line in process.log.splitlines()] for process in processes},
     )  # fmt: skip
@@ -209,23 +218,26 @@ def test_a_task_is_one_trace_from_the_request_to_the_last_stage(story: Story) ->
     assert {span.scope for span in spans} == {"postroad"}
 
 
-def test_the_trace_and_the_journey_tell_the_same(story: Story) -> None:
-    of_requeued = [
-        span for span in story.collector.named("process told.settle") if span.trace != story.of_task()[0].trace
-    ]
-    told = attempts(story.of_task())
+def test_the_trace_and_the_journey_tell_the_same_span_by_span(story: Story) -> None:
+    spans = {
+        span.id: span
+        for span in story.collector.spans
+        if span.name.startswith("process ") and span.attributes["messaging.message.id"] == story.task
+    }
 
-    words = {"StageFailed": "failed", "StageCompleted": "done", "StageDead": "dead"}
-    journey = [
-        (event["stage"], event["data"]["attempt"], words[event["type"]])
-        for event in story.events
-        if event["type"] in words
+    assert [(step["stage"], step["attempt"], step["outcome"]) for step in story.journey][:2] == [
+        ("check", 1, "failed"),
+        ("check", 2, "done"),
     ]
-    assert told[:2] == [("check", 1, "failed"), ("check", 2, "done")]
-    assert sorted(told[2:4]) == [("left", 1, "done"), ("price", 1, "done")]
-    assert told[4:] == [("settle", 1, "dead")]
-    again = [span for span in of_requeued if span.attributes["messaging.message.id"] == story.task]
-    assert sorted(told + attempts(again)) == sorted(journey)
+    assert len(story.journey) == len(spans) == 6
+    for step in story.journey:
+        span = spans[step["span_id"]]
+        assert span.trace == step["trace_id"]
+        assert span.instance == step["worker"]
+        assert attempts([span]) == [(step["stage"], step["attempt"], step["outcome"])]
+        # The step has in it what is done before and after the handler.
+        assert step["started_at"].timestamp() * 1e9 <= span.began + 1000
+        assert span.ended <= step["ended_at"].timestamp() * 1e9 + 1000
 
 
 def test_what_was_requeued_begins_a_trace_of_its_own_with_a_link(story: Story) -> None:

@@ -35,6 +35,7 @@ from postroad.intake.cancel import cancel
 from postroad.intake.dead_letters import requeue
 from postroad.intake.retry import retry_from
 from postroad.stages.ledger import Attempt, Kind, Ledger, Settled, Verdict, Work
+from postroad.stages.runner import Trail
 from postroad.testing.traffic import until
 from tests.integration.road import TRAVEL, Road, open_road
 
@@ -885,7 +886,7 @@ def test_a_task_is_consistent_whatever_happens_to_it(settings: Settings) -> None
 async def test_the_lines_of_an_attempt_stand_in_its_event_if_there_are_any(road: Road, ledger: Ledger) -> None:
     task_id = await accept(road)
     said = ('INFO \\ "one"', "ERROR ☃\ntwo")
-    await ledger.commit(replace(await attempt(ledger, task_id, "pack", Retry("no box")), lines=said))
+    await ledger.commit(replace(await attempt(ledger, task_id, "pack", Retry("no box")), trail=Trail(said)))
     await commit(ledger, task_id, "pack")
 
     rows = await road.ask("select type, data from postroad.outbox where stage = 'pack' order by position")

@@ -121,7 +121,7 @@ async def attempt(handler: Any) -> Run:
 
 def said(run: Run) -> list[str]:
     """What is kept with the attempt, without the time."""
-    return [line.partition(" ")[2] for line in run.lines]
+    return [line.partition(" ")[2] for line in run.trail.lines]
 
 
 @pytest.mark.usefixtures("logging_restored")
