@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from postroad import Pipeline, Reject, Settings, Task
 from postroad.core.database import make_engine, metadata, task_table
 from postroad.core.jsontext import encode
-from postroad.core.outcome import Completed, Outcome
+from postroad.core.outcome import Completed, Handed, Outcome
 from postroad.core.task import new_task_id
 from postroad.core.telemetry import continued
 from postroad.intake.submit import Submitter
@@ -126,6 +126,28 @@ async def open_road(settings: Settings, *pipelines: Pipeline) -> AsyncIterator[R
         yield made
     finally:
         await engine.dispose()
+
+
+NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
+
+
+async def attempt(
+    road: Road,
+    task_id: UUID,
+    stage: str,
+    outcome: Outcome | Handed | None = None,
+    *,
+    pipeline: Pipeline = TRAVEL,
+    error: str | None = None,
+    at: datetime = NOON,
+) -> None:
+    """Commit an attempt of ``stage`` that was asked for 2 s before ``at``, began then and took 3 s."""
+    declared = pipeline.graph()[stage]
+    ledger = Ledger(road.engine, road.settings.schema, "host:1:00000000")
+    work = replace((await ledger.load(declared, [task_id]))[task_id], asked_at=at - timedelta(seconds=2), due=None)
+    ended_at = at + timedelta(seconds=3)
+    made = Attempt(declared, work, outcome or Completed('{"by":"test"}'), at, error, ended_at=ended_at)
+    assert (await ledger.commit(made)).verdict is not None
 
 
 async def die(road: Road, *stages: str, reason: str = "no road") -> UUID:

@@ -414,7 +414,8 @@ async def test_the_requests_on_the_page_of_the_door_are_answered(settings: Setti
         script = script.replace("wait=30", "wait=1")
         printed = await run(tmp_path, "bash", "-c", script, CURL_HOME=str(tmp_path), ID=str(task_id))
 
-        assert len(requests) == 3
+        assert len(requests) == 4
+        assert '"headline":"pack is in the outbox since ' in printed
         assert "HTTP/1.1 202 Accepted" in printed
         assert "location: /v1/tasks/" in printed
         assert f'{{"task_id":"{task_id}","status":"cancelled","changed":true}}' in printed

@@ -21,8 +21,7 @@ from postroad.outbox.whereabouts import Locator
 from postroad.testing.traffic import until
 from tests.integration.door import Door, problem
 from tests.integration.line import Line, open_line
-from tests.integration.road import Road, pipeline
-from tests.integration.test_sight import attempt
+from tests.integration.road import Road, attempt, pipeline
 
 LONG = "2099-01-01T00:00:00Z"
 

@@ -1,33 +1,18 @@
 """The views that people and the dashboard look through: what they show of a road with known traffic."""
 
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from postroad import Event, Reject, Retry, Snooze, append
-from postroad.core.outcome import Completed, Handed, Outcome
+from postroad.core.outcome import Handed
 from postroad.intake.cancel import cancel
 from postroad.intake.dead_letters import Selection, discard, find_dead_letters
 from postroad.intake.pause import set_paused
 from postroad.intake.retry import retry_from
-from postroad.stages.ledger import Attempt, Ledger
-from tests.integration.road import TRAVEL, Road, die
-
-NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
-
-
-async def attempt(
-    road: Road, task_id: UUID, stage: str, outcome: Outcome | Handed | None = None, *, at: datetime = NOON, **more: Any
-) -> None:
-    """Commit an attempt that was asked for 2 s before ``at``, began then and took 3 s."""
-    declared = TRAVEL.graph()[stage]
-    ledger = Ledger(road.engine, "postroad", "host:1:00000000")
-    work = replace((await ledger.load(declared, [task_id]))[task_id], asked_at=at - timedelta(seconds=2), due=None)
-    made = Attempt(declared, work, outcome or Completed("1"), at, ended_at=at + timedelta(seconds=3), **more)
-    assert (await ledger.commit(made)).verdict is not None
+from tests.integration.road import NOON, Road, attempt, die
 
 
 async def seen(road: Road, view: str, columns: str, *, where: str = "true", by: str = "1", **named: Any) -> list[Any]:
