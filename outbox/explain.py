@@ -236,7 +236,8 @@ def _in_redis(row: Mapping[str, Any], found: Whereabouts) -> Reason:
         case Spot.MISSING:
             return _said(row, State.LOST, "has no stream in Redis: the relay makes it again, and asks for the stage")
         case Spot.WAITING | Spot.BEYOND:
-            place = f"is in its stream behind about {found.ahead:,} others" if found.ahead else "is next in its stream"
+            others = "1 other" if found.ahead == 1 else f"about {found.ahead:,} others"
+            place = f"is in its stream behind {others}" if found.ahead else "is next in its stream"
             if found.spot is Spot.BEYOND:
                 place = f"is in its stream behind more than {LOOKED_AT:,} others"
             if row["max_running"] is not None and row["running"] >= row["max_running"]:

@@ -247,7 +247,7 @@ async def test_the_whole_way_of_a_task_is_explained(settings: Settings, gate: Ga
     assert running.by == worker.name
     assert running.sentence.startswith(f"pack runs on {worker.name} since 20")
     assert running.sentence.endswith(" (attempt 1)")
-    assert queued.sentence == "pack is in its stream behind about 1 others, for 1 worker"
+    assert queued.sentence == "pack is in its stream behind 1 other, for 1 worker"
     assert next_one.sentence == "pack is next in its stream, for 1 worker"
     assert ended.headline.startswith("it completed at ")
 
@@ -335,7 +335,7 @@ async def test_the_lane_of_a_priority_is_looked_through(settings: Settings, gate
         await register(line.road, "stage", stages="{travel.pack}")
         queued = await in_state(line, low, State.QUEUED)
 
-    assert queued.sentence == "pack is in its stream behind about 1 others, for 1 worker"
+    assert queued.sentence == "pack is in its stream behind 1 other, for 1 worker"
 
 
 # Over HTTP
