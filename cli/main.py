@@ -41,6 +41,7 @@ _COMMANDS = {
     "pause": ("pause", "Pause a stage: its workers read nothing more."),
     "resume": ("pause", "Resume a stage that was paused."),
     "prune": ("prune", "Drop what is past its retention."),
+    "doctor": ("doctor", "Look the deployment over, and say what to do."),
     "audit": ("schema", "Count the violations of every invariant."),
     "version": ("version", "Print the version."),
 }

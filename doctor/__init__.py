@@ -1,0 +1,1 @@
+"""Look a deployment over, change nothing, and say what to do."""
