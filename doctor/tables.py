@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..core.database import REVISION, current_revision, metadata
-from ..outbox.grant import FUNCTIONS
+from ..outbox.grant import FUNCTIONS, VIEWS
 from .finding import Finding, error, listed, ok, unknown
 from .patient import Patient
 
@@ -46,6 +46,7 @@ async def whole(patient: Patient) -> Sequence[Finding]:
         for column in table.columns
         if name not in there or column.name not in there[name]
     ]
+    lacking += [view for view in VIEWS if view not in there]
     functions = {row.name for row in await patient.rows("functions", schema=schema)}
     lacking += [f"{name}()" for name in (*FUNCTIONS, "outbox_slot", "wake_relay") if name not in functions]
     findings = []

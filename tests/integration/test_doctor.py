@@ -138,7 +138,10 @@ WOUNDS = [
     Wound("revision", ERROR, "upgrade this one", ("update postroad.alembic_version set version_num = '9999'",)),
     Wound("revision", ERROR, "has no tables", ("drop schema postroad cascade",)),
     Wound("whole-schema", UNKNOWN, "there is no table of ours", ("drop schema postroad cascade",)),
-    Wound("whole-schema", ERROR, "lacks operation.reason", ("alter table postroad.operation drop column reason",)),
+    Wound("whole-schema", ERROR, "lacks open_work", ("drop view postroad.open_work",)),
+    Wound(
+        "whole-schema", ERROR, "lacks operation.reason", ("alter table postroad.operation drop column reason cascade",)
+    ),
     Wound("whole-schema", ERROR, "lacks submit()", ("drop function postroad.submit",)),
     Wound(
         "whole-schema",
