@@ -113,7 +113,9 @@ def _unmade(problem: Exception) -> Finding:
         return unknown(f"it took longer than {PATIENCE:.0f} s", "look again when there is less to do")
     if isinstance(problem, redis.ConnectionError | redis.TimeoutError | OSError) or lost_connection(problem):
         return unknown(f"the server went away: {first_line(cause)}", "look again when it is back")
-    return unknown(f"{type(cause).__name__}: {first_line(cause)}", "see docs/doctor.md for how to look by hand")
+    return unknown(
+        f"{type(cause).__name__}: {first_line(cause)}", "look at that server by hand; if it stays, report it"
+    )
 
 
 def _name(needs: Needs) -> str:

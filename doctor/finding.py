@@ -66,7 +66,8 @@ def told_bytes(count: float) -> str:
 
 def many(count: int, noun: str, *, is_cut: bool = False) -> str:
     """``1 key``, ``2 keys``, ``1,000 or more keys``."""
-    return f"{count:,}{' or more' if is_cut else ''} {noun}{'' if count == 1 and not is_cut else 's'}"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,}{' or more' if is_cut else ''} {noun if count == 1 and not is_cut else plural}"
 
 
 def listed(names: list[str], most: int = 5) -> str:

@@ -3,6 +3,7 @@
 What several checks need is asked once, and remembered.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from sqlalchemy import Row, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..core.broker import Clients, Keys
+from ..core.broker import Clients, Keys, told
 from ..core.database import Statements, make_engine
 from ..core.priority import Priority
 from ..core.redis_url import RedisUrl, Topology
@@ -27,7 +27,6 @@ PATIENCE = 4.0
 SCAN_PAGE, SCAN_PAGES = 500, 200
 """Keys of Redis that are looked at in one call, a fraction of a millisecond, and such calls: there may be millions of
 keys of others."""
-
 
 _NAME = "[a-z][a-z0-9_-]*"
 
@@ -119,16 +118,22 @@ class Patient:
             if not self.is_cluster:
                 return [Node(tuple(self.keys.shards), self.client(0))]
             held: dict[str, list[int]] = {}
-            for shard in self.keys.shards:
-                try:
-                    info = await self.client(shard).info("server")
-                    held.setdefault(str(info["run_id"]), []).append(shard)
-                except (RedisError, OSError) as problem:
-                    self.away[shard] = str(problem)
+            # At once: one that hangs would keep us from the others.
+            answers = await asyncio.gather(*map(self._server_of, self.keys.shards), return_exceptions=True)
+            for shard, answer in zip(self.keys.shards, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    self.away[shard] = told(answer) if str(answer) else "nothing came in time"
+                else:
+                    held.setdefault(answer, []).append(shard)
             return [Node(tuple(shards), self.client(shards[0])) for shards in held.values()]
 
         found: list[Node] = await self.once("nodes", find)
         return found
+
+    async def _server_of(self, shard: int) -> str:
+        """Which server holds a shard of a cluster, by the name that it gives itself at its start."""
+        async with asyncio.timeout(PATIENCE / 2):
+            return str((await self.client(shard).info("server"))["run_id"])
 
     async def markers(self) -> dict[int, str]:
         """The text of the marker of each shard that answers; ``""`` where there is none."""
@@ -183,6 +188,7 @@ class Patient:
         return self._named.fullmatch(key) is not None
 
     async def once(self, question: str, ask: Callable[[], Any]) -> Any:
+        """What ``ask`` came to when ``question`` came up first."""
         if question not in self._known:
             self._known[question] = await ask()
         return self._known[question]

@@ -8,7 +8,7 @@ from ..core.database import connect_psycopg
 from ..core.errors import SettingsError, first_line
 from ..core.settings import masked
 from ..outbox.process import Role
-from .finding import Finding, error, ok, told, warning
+from .finding import Finding, error, many, ok, told, warning
 from .patient import PATIENCE, Patient
 from .processes import alive
 
@@ -135,7 +135,8 @@ async def connections(patient: Patient) -> Sequence[Finding]:
     if need > total and not patient.settings.direct_url:
         findings.append(
             warning(
-                f"{len(processes)} processes may take {need} of {total} connections (pool: {patient.settings.pool})",
+                f"{many(len(processes), 'process')} may take {need} of {total} connections,"
+                f" by a pool of {patient.settings.pool}",
                 raise_it,
             )
         )

@@ -76,7 +76,7 @@ async def relay(patient: Patient) -> Sequence[Finding]:
         return [ok("a relay has just been started")]
     return [
         error(
-            f"none of {len(relays)} relays works: they wait for whoever holds the lead",
+            f"of {many(len(relays), 'relay')} none works: they wait for whoever has the lead",
             "see their logs; select pg_terminate_backend(pid) for the session that holds the advisory lock"
             if is_held
             else "see their logs: one that cannot reach Redis or Postgres says so",

@@ -45,8 +45,10 @@ def test_each_master_of_a_cluster_is_looked_at_and_one_that_is_away_leaves_the_o
             )
             assert "redis+cluster://" in looked(one)["shards"].findings[0].do
         for node in (cluster.nodes[0], cluster.nodes[3]):
-            node.kill()
+            node.pause()
         partly = looked(spread)
+        for node in (cluster.nodes[0], cluster.nodes[3]):
+            node.resume()
 
     assert partly["redis-answers"].level is Level.ERROR
     assert "do not answer" in partly["redis-answers"].findings[0].saw

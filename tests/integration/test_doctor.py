@@ -20,7 +20,7 @@ from postroad import Pipeline, Settings, Task
 from postroad.cli.main import main
 from postroad.core.errors import SettingsError
 from postroad.core.outcome import Retry, Snooze
-from postroad.doctor import outbox, postgres, redis, sessions, streams
+from postroad.doctor import outbox, postgres, redis, sessions, streams, vacuum
 from postroad.doctor.checks import CHECKS
 from postroad.doctor.examination import Result, examine
 from postroad.doctor.finding import Level
@@ -163,7 +163,7 @@ WOUNDS = [
     ),
     Wound("versions", WARNING, "relay h:1:aaaaaaaa is postroad 0.0.1", (process("relay", version="0.0.1"),)),
     Wound("relay", ERROR, "no relay lives", ()),
-    Wound("relay", ERROR, "none of 1 relays works", (process("relay"),)),
+    Wound("relay", ERROR, "of 1 relay none works", (process("relay"),)),
     Wound("relay", OK, "just been started", (process("relay", started="2 s"),)),
     Wound("relay", OK, "h:1:aaaaaaaa works", (process("relay", is_leading=True),)),
     Wound(
@@ -414,13 +414,46 @@ async def test_a_replication_slot_that_nobody_reads_is_seen(road: Road) -> None:
     assert f"nobody reads the replication slot {name}" in said
 
 
+async def test_dead_rows_and_bloat_are_seen(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacuum, "LARGE", 1 << 20)
+    monkeypatch.setattr(vacuum, "MANY_DEAD", 1000)
+    with contextlib.closing(psycopg.connect(road.settings.database_url, autocommit=True)) as other:
+        other.execute("alter table postroad.operation set (autovacuum_vacuum_threshold = 1000000)")
+        other.execute(
+            "insert into postroad.operation (by, action, target)"
+            " select 'ann', 'nothing', repeat('x', 300) from generate_series(1, 20000)"
+        )
+        other.execute("analyze postroad.operation")
+        before = await looked(road.settings, "autovacuum", "bloat")
+        other.execute("delete from postroad.operation where operation_id % 20 <> 0")
+        other.execute("select pg_stat_force_next_flush()")
+        _, dead = await saw(road.settings, "autovacuum")
+        other.execute("vacuum (analyze) postroad.operation")
+    _, bloated = await saw(road.settings, "bloat")
+
+    assert {result.level for result in before.values()} == {OK}
+    assert "postroad.operation has 19,000 dead rows; its last vacuum was never" in dead
+    assert "postroad.operation takes 7 MiB, its rows need about" in bloated
+
+
+@pytest.mark.parametrize(("name", "expected"), [("XIDS", WARNING), ("XIDS_FAR", ERROR)])
+async def test_a_database_that_nears_its_last_transaction_is_seen(
+    road: Road, monkeypatch: pytest.MonkeyPatch, name: str, expected: Level
+) -> None:
+    assert (await saw(road.settings, "wraparound"))[0] is OK
+    monkeypatch.setattr(vacuum, "XIDS", 1)
+    monkeypatch.setattr(vacuum, name, 1)
+
+    assert (await saw(road.settings, "wraparound"))[0] is expected
+
+
 async def test_pools_that_do_not_fit_are_seen(road: Road) -> None:
     await road.ask(process())
 
     level, said = await saw(replace(road.settings, pool=1000), "connections")
 
     assert level is WARNING
-    assert "1 processes may take 1000 of" in said
+    assert "1 process may take 1000 of" in said
 
 
 async def test_a_replica_is_no_place_to_write(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,7 @@ def test_numbers_in_words() -> None:
     assert [told_bytes(count) for count in (12, 2048, 5 << 20, 3 << 30, 2 << 40)] == [
         "12 B", "2 KiB", "5 MiB", "3 GiB", "2.0 TiB",
     ]  # fmt: skip
-    assert [many(1, "key"), many(1200, "key"), many(1, "key", is_cut=True)] == ["1 key", "1,200 keys", "1 or more keys"]
+    assert [many(1, "key"), many(1200, "key"), many(2, "process")] == ["1 key", "1,200 keys", "2 processes"]
+    assert many(1, "key", is_cut=True) == "1 or more keys"
     assert listed(["a", "b"]) == "a, b"
     assert listed([*"abcdefg"]) == "a, b, c, d, e and 2 more"
