@@ -88,10 +88,10 @@ comment on view postroad.task_journey is
     'What happened to a task, a row for each step; order by position. A step that ends an attempt has an outcome (done, failed,
 snoozed, waiting: handed to a service, dead), the number of the attempt (of a snoozed one, which is not counted, that
 of the one before), who made it, when it was ready, started and ended, how long it waited and ran, when it is tried again
-(next_at), reason and error. It is ready from when it was asked for and due; what Redis had lost, when it was asked for
-again. started_at is by the clock of the worker. by: the person who stepped in. trace_id and span_id are those of the
-step''s own span, if it was recorded, else trace_id is that of the task. Events of 30 days at least; those of an attempt
-from before version 0008 have no times. Fast for a task_id, and in a join on it; without one it reads all events.';
+(next_at), reason and error. It is ready from when it was asked for and due; if Redis had lost it, from when it was asked
+for again. started_at is by the clock of the worker. by: the person who stepped in. trace_id and span_id are those of
+the step''s own span, if it was recorded, else trace_id is that of the task. Events of 30 days at least; those of an
+attempt from before version 0008 have no times. Fast for a task_id, and in a join on it; without one it reads all events.';
 
 create view postroad.stage_latency as
 with hour as materialized (
