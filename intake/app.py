@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.trace import SpanKind
 from redis.exceptions import RedisError
@@ -58,8 +58,33 @@ CLEAN_UP = 5.0
 """Seconds that a commit has to end when the server stops."""
 
 
-def create_app(settings: Settings, *, name: str | None = None) -> Starlette:
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What the door shares with what is served beside it."""
+
+    settings: Settings
+    engine: AsyncEngine
+    keyring: Keyring
+    pressure: Pressure
+    locator: Locator
+
+
+class Beside(Protocol):
+    """What is served beside the API, by the same processes."""
+
+    def routes(self) -> Sequence[Route]:
+        """Where."""
+
+    async def close(self) -> None:
+        """End what still runs; the server stops."""
+
+
+def create_app(
+    settings: Settings, *, name: str | None = None, beside: Callable[[Foundation], Beside] | None = None
+) -> Starlette:
     """The application for one deployment; it connects when it is started. ``name`` is that of the process.
+
+    ``beside`` makes what is served beside the API.
 
     Its ``state.stop()`` ends streams and waits. Call it when the server is to stop: servers wait for what is open
     before they tell the application.
@@ -76,18 +101,21 @@ def create_app(settings: Settings, *, name: str | None = None) -> Starlette:
     operations = Operations(settings.schema, engine)
     endpoints = [*door.endpoints(), *views.endpoints(), *operations.endpoints()]
     description = Description(endpoints, keyring)
+    other = beside(Foundation(settings, engine, keyring, pressure, locator)) if beside else None
     registration = Registration(engine, settings.schema, Role.INTAKE, name=name)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        beside = [asyncio.create_task(keyring.run()), asyncio.create_task(pressure.run())]
+        watching = [asyncio.create_task(keyring.run()), asyncio.create_task(pressure.run())]
         async with registration:
             yield
         keyring.stop()
         pressure.stop()
-        _, late = await asyncio.wait(beside, timeout=CLEAN_UP)
+        _, late = await asyncio.wait(watching, timeout=CLEAN_UP)
         for task in late:
             task.cancel()
+        if other:
+            await other.close()
         await watch.close()
         await door.close()
         await pressure.aclose()
@@ -100,6 +128,7 @@ def create_app(settings: Settings, *, name: str | None = None) -> Starlette:
             *(guard.route(endpoint) for endpoint in endpoints),
             Route("/openapi.json", description.document, methods=["GET"]),
             Route("/docs", description.page, methods=["GET"]),
+            *(other.routes() if other else ()),
         ],
         exception_handlers={
             Problem: answer_problem,

@@ -18,6 +18,7 @@ async def set_limits(
     limits: Mapping[str, Any],
     *,
     by: str,
+    on_behalf_of: str | None = None,
     reason: str | None = None,
 ) -> None:
     """Set some of ``rate`` (as ``200/s``, or ``off``), ``burst`` and ``max_running``, in the caller's transaction.
@@ -35,7 +36,7 @@ async def set_limits(
     known = dict(before._mapping)
     await record(
         connection, "set limits", f"{pipeline}.{stage}", pipeline=pipeline,
-        by=by, reason=reason, before=known, after=known | dict(limits),
+        by=by, on_behalf_of=on_behalf_of, reason=reason, before=known, after=known | dict(limits),
     )  # fmt: skip
 
 

@@ -82,19 +82,25 @@ class Filter:
 
 
 async def list_tasks(
-    connection: AsyncConnection, wanted: Filter, *, after: Place | None = None, limit: int = 50
+    connection: AsyncConnection,
+    wanted: Filter,
+    *,
+    after: Place | None = None,
+    limit: int = 50,
+    patience: int = PATIENCE,
 ) -> tuple[Sequence[dict[str, Any]], Place | None]:
     """A page: the newest ``limit`` tasks of ``wanted`` after ``after``, without payloads, and where the next begins.
 
-    In a transaction that does nothing else: its planner and its time are bounded. Raises ``TooSlowError``.
+    In a transaction that does nothing else: its planner is bounded, and each statement to ``patience`` seconds. Raises
+    ``TooSlowError``.
     """
-    await _bound(connection)
+    await _bound(connection, patience)
     try:
         rows = await _page(connection, wanted, after, limit + 1)
     except DBAPIError as error:
         if isinstance(error.orig, QueryCanceled):
             raise TooSlowError(
-                f"the list took longer than {PATIENCE} s: ask for less, by pipeline, status or created_after"
+                f"the list took longer than {patience} s: ask for less, by pipeline, status or created_after"
             ) from error
         raise
     shown = rows[:limit]
@@ -102,10 +108,10 @@ async def list_tasks(
     return shown, following
 
 
-async def _bound(connection: AsyncConnection) -> None:
+async def _bound(connection: AsyncConnection, patience: int) -> None:
     """Let no statement take long, and have it planned for this filter, along an index."""
     await _set(
-        connection, statement_timeout=f"{PATIENCE}s", plan_cache_mode="force_custom_plan", jit="off",
+        connection, statement_timeout=f"{patience}s", plan_cache_mode="force_custom_plan", jit="off",
         enable_sort="off", enable_bitmapscan="off", enable_seqscan="off", enable_hashjoin="off", enable_mergejoin="off",
         max_parallel_workers_per_gather="0",
     )  # fmt: skip

@@ -151,8 +151,8 @@ class Operations:
         task_id, asked = path_id(request), await read_members(request, WHO_AND_WHY)
         caller = caller_of(request)
         async with transaction(self._engine) as connection:
-            await _check_task(connection, caller, task_id)
-            changed = await cancel(connection, [task_id], self._schema, **_who_and_why(caller, asked))
+            await check_task(connection, caller, task_id)
+            changed = await cancel(connection, [task_id], self._schema, **who_and_why(caller, asked))
             task = await find_task(connection, task_id, self._schema)
         if task is None:
             raise no_task(task_id)
@@ -164,9 +164,9 @@ class Operations:
         """Run the dead stages of a task again; with ``from``, that stage and all after it."""
         task_id, asked = path_id(request), await read_members(request, RETRY)
         caller = caller_of(request)
-        stage, asked_by = asked.pop("from", None), _who_and_why(caller, asked)
+        stage, asked_by = asked.pop("from", None), who_and_why(caller, asked)
         async with transaction(self._engine) as connection:
-            await _check_task(connection, caller, task_id)
+            await check_task(connection, caller, task_id)
             if stage is None:
                 stages = await retry_dead(connection, task_id, self._schema, **asked_by)
             else:
@@ -242,7 +242,7 @@ class Operations:
             raise Problem(HTTPStatus.NOT_FOUND, "not-found", "there is no such stage")
         if not caller.may_use(pipeline):
             raise Problem(HTTPStatus.NOT_FOUND, "not-found", f"there is no stage {pipeline}.{stage}")
-        who = _who_and_why(caller, asked)
+        who = who_and_why(caller, asked)
         async with transaction(self._engine) as connection:
             changed = await set_paused(connection, pipeline, stage, self._schema, paused=paused, **who)
         return JSONResponse({"pipeline": pipeline, "stage": stage, "paused": paused, "changed": changed})
@@ -264,21 +264,21 @@ class Operations:
             resolved: list[tuple[UUID, str]] = []
             if not asked.get("dry_run"):
                 wanted = [letter for letter, _ in matched[:limit]]
-                resolved = await resolve(connection, wanted, self._schema, **_who_and_why(caller, asked))
+                resolved = await resolve(connection, wanted, self._schema, **who_and_why(caller, asked))
         return JSONResponse({"matched": len(matched), done: len(resolved)})
 
 
-async def _check_task(connection: AsyncConnection, caller: Caller, task_id: UUID) -> None:
+async def check_task(connection: AsyncConnection, caller: Caller, task_id: UUID) -> None:
     """Raise the problem that there is no such task, if it is of a pipeline that the caller's key is not good for."""
     if caller.pipelines is not None and await find_pipeline(connection, task_id) not in caller.pipelines:
         raise no_task(task_id)
 
 
-def _who_and_why(caller: Caller, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Who asks is known by the key; who they say they are, or ask for, stands beside it."""
+def who_and_why(caller: Caller, asked: Mapping[str, Any], *, unnamed: str = UNNAMED) -> dict[str, Any]:
+    """Who asks is known by the key; who they say they are, or ask for, stands beside it. Without either ``unnamed``."""
     said, reason = asked.get("by"), asked.get("reason")
     if caller.actor is None:
-        return {"by": said or UNNAMED, "on_behalf_of": None, "reason": reason}
+        return {"by": said or unnamed, "on_behalf_of": None, "reason": reason}
     return {"by": caller.actor, "on_behalf_of": said, "reason": reason}
 
 

@@ -22,7 +22,12 @@ _OF_STAGE = ("stage", "after", "paused", "resting_until", "trouble", "rate", "bu
 
 
 async def list_pipelines(
-    connection: AsyncConnection, schema: str, *, pipelines: Collection[str] | None = None, most: int = MOST
+    connection: AsyncConnection,
+    schema: str,
+    *,
+    pipelines: Collection[str] | None = None,
+    most: int = MOST,
+    patience: int = PATIENCE,
 ) -> list[dict[str, Any]]:
     """The graphs in force, as JSON, with what is at each stage; of ``pipelines``, if they are given.
 
@@ -31,7 +36,7 @@ async def list_pipelines(
     """
     names = None if pipelines is None else list(pipelines)
     await connection.execute(
-        select(func.set_config("statement_timeout", f"{PATIENCE}s", True), func.set_config("jit", "off", True))
+        select(func.set_config("statement_timeout", f"{patience}s", True), func.set_config("jit", "off", True))
     )
     try:
         rows = await connection.exec_driver_sql(
@@ -39,7 +44,7 @@ async def list_pipelines(
         )
     except DBAPIError as error:
         if isinstance(error.orig, QueryCanceled):
-            raise TooSlowError(f"counting took longer than {PATIENCE} s: ask for one pipeline") from error
+            raise TooSlowError(f"counting took longer than {patience} s: ask for one pipeline") from error
         raise
     stages = [dict(row._mapping) for row in rows]
     return [

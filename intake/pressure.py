@@ -57,6 +57,8 @@ class Pressure:
         self._markers = [(keys.marker(shard), shard) for shard in keys.shards]
         self._clients = Clients(settings, connections=1) if settings.redis_url else None
         self._published: tuple[int, bool] | None = None
+        self.age: float | None = None
+        """Seconds since the oldest event that the last sample found unpublished; ``None``: not known, or none."""
         self._open: dict[str, int] = {}
         self._since: Counter[str] = Counter()
         """What was accepted here since the last sample."""
@@ -81,6 +83,11 @@ class Pressure:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(INTERVAL, REST * took)):
                     await self._stopping.wait()
+
+    @property
+    def published(self) -> int | None:
+        """The tick up to which all shards had been published when they last said so; ``None`` if they have not."""
+        return self._published[0] if self._published else None
 
     def stop(self) -> None:
         """End ``run`` after this sample."""
@@ -134,6 +141,7 @@ class Pressure:
         if rows:
             if self._published is None:
                 self._published = (rows[0].newest, False)
+            self.age = rows[0].age
             self._judge_age(rows[0].age or 0.0)
         for pipeline in list(self._full):
             if self._open.get(pipeline, 0) < RECOVERED * self._limit:

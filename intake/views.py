@@ -90,7 +90,7 @@ class Views:
         """The tasks that a filter finds, the newest first, in pages; ``Link`` leads to the next."""
         asked = read_query(request, TASKS)
         limit, cursor = int(asked.pop("limit", "50")), asked.pop("cursor", None)
-        wanted = _filter(asked, caller_of(request).pipelines)
+        wanted = filter_of(asked, caller_of(request).pipelines)
         try:
             after = None if cursor is None else place_of(cursor, asked)
         except ValueError as error:
@@ -219,7 +219,7 @@ def _full(what: str) -> Problem:
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "full", detail, headers={"Retry-After": "5"})
 
 
-def _filter(asked: Mapping[str, Any], pipelines: Collection[str] | None = None) -> Filter:
+def filter_of(asked: Mapping[str, Any], pipelines: Collection[str] | None = None) -> Filter:
     """What the parameters of a query, which are valid, ask for, of the ``pipelines`` that the caller may see."""
     labels = [(name, value) for name, _, value in (label.partition(":") for label in asked.get("label", ()))]
     since, before = (
