@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from postroad import Settings
-from postroad.intake.app import create_app
+from postroad.intake.app import Beside, Foundation, create_app
 from postroad.intake.connection import READ_SIZE
 from postroad.intake.keys import create
 from tests.integration.road import Road
@@ -88,10 +88,12 @@ def pointers(body: dict[str, Any]) -> list[str]:
 
 
 @asynccontextmanager
-async def open_door(settings: Settings) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an intake in this process, with no network between them."""
-    app = create_app(settings)
-    client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://door", timeout=60)
+async def open_door(
+    settings: Settings, *, beside: Callable[[Foundation], Beside] | None = None, base_url: str = "http://door"
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of an intake in this process, with no network between them; ``beside`` as for ``create_app``."""
+    app = create_app(settings, beside=beside)
+    client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=base_url, timeout=60)
     async with app.router.lifespan_context(app), client:
         yield client
 

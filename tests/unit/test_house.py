@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("cli", "client", "core", "doctor", "intake", "migrations", "outbox", "relay", "stages", "testing")
+FOLDERS = (
+    "cli",
+    "client",
+    "core",
+    "dashboard",
+    "doctor",
+    "intake",
+    "migrations",
+    "outbox",
+    "relay",
+    "stages",
+    "testing",
+)
 IMPORT = "import postroad, pathlib; print(pathlib.Path(postroad.__file__).parents[1].name)"
 
 

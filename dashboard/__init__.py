@@ -1,0 +1,1 @@
+"""The dashboard: pages over what Postgres knows, served by the intake under ``/ui``."""
