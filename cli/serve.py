@@ -17,6 +17,7 @@ from ..core.database import make_engine
 from ..core.errors import SettingsError
 from ..core.logs import configure_logging
 from ..core.settings import Settings
+from ..dashboard.app import Dashboard
 from ..intake.app import create_app
 from ..intake.connection import READ_SIZE, limited
 from ..intake.keys import are_any
@@ -56,7 +57,7 @@ def serve_command(log_level: str, files: tuple[int, ...], **given: Any) -> None:
 async def _serve(settings: Settings, sockets: list[socket.socket] | None = None) -> None:
     """Serve in this process, at the address in the settings or at ``sockets``, which are a parent's too."""
     name = process_name()
-    app = create_app(settings, name=name)
+    app = create_app(settings, name=name, beside=Dashboard)
     config = uvicorn.Config(
         app,
         host=settings.host,

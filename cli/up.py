@@ -32,6 +32,7 @@ def up_command(app_name: str | None, before: str | None, data: Path, **given: An
     async def run() -> None:
         async with stack(settings, folder=data, log=Log(), before=before) as running:
             click.echo(f"intake    {running.url}/v1/tasks", err=True)
+            click.echo(f"dashboard {running.url}/ui/", err=True)
             click.echo(f"stages    {', '.join(stage.full_name for stage in running.stages)}", err=True)
             click.echo("Ctrl-C stops it all.", err=True)
             await running.supervisor.failed.wait()

@@ -23,7 +23,7 @@ def test_the_states_are_drawn_from_the_transition_table() -> None:
 
 def test_every_file_of_the_house_is_on_the_map() -> None:
     house = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## The house")[2]
-    folders = ("core", "outbox", "relay", "stages", "intake", "client", "doctor", "testing")
+    folders = ("core", "outbox", "relay", "stages", "intake", "client", "dashboard", "doctor", "testing")
     files = {file.name for folder in folders for file in (ROOT / folder).glob("*.py")} - {"__init__.py"}
 
     assert files - set(re.findall(r"`(\w+\.py)`", house)) == set()
