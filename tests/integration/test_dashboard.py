@@ -18,7 +18,7 @@ from postroad import Reject, Retry, Settings
 from postroad.core.task import new_task_id
 from postroad.dashboard import pace, reader
 from postroad.dashboard.app import Dashboard
-from postroad.dashboard.render import POLICY
+from postroad.dashboard.render import POLICY, span
 from postroad.intake.dead_letters import Selection
 from postroad.intake.keys import create, revoke
 from postroad.intake.problems import Problem
@@ -687,3 +687,25 @@ async def test_an_expired_key_ends_the_session(ui: Client, road: Road) -> None:
     await log_in(ui, road, "read", expires=timedelta(seconds=1))
 
     await until(lambda: is_refused(ui))
+
+
+async def test_the_bars_say_what_the_journey_says_in_sql(ui: Client, road: Road) -> None:
+    task_id = await road.accept()
+    await road.commit(task_id, "pack", Retry("the lid does not fit", after=0.001))
+    for stage in ("pack", "ride", "rest"):
+        await road.commit(task_id, stage)
+    await road.commit(task_id, "arrive", Reject("no room"))
+    await send(ui, f"/ui/tasks/{task_id}/retry")
+    await road.commit(task_id, "arrive")
+
+    told = await road.ask(
+        "select stage, attempt, outcome, extract(epoch from ran)::float8 from postroad.task_journey"
+        " where task_id = :task and outcome is not null order by position",
+        task=task_id,
+    )
+    html = await page(ui, f"/ui/tasks/{task_id}")
+
+    legs = re.findall(r'class="leg attempt (\w+)".*?<strong>(\w+)</strong> <span class="dim">#(\d+)</span>', html, re.S)
+    assert [(stage, int(attempt), outcome) for outcome, stage, attempt in legs] == [row[:3] for row in told]
+    ran = re.findall(r"<dt>Ran</dt><dd>([^<]*)</dd>", html)
+    assert ran == [span(row[3]) for row in told]
