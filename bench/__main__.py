@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import away, idle, intake, memory, parked, rate, swf, throughput
+from . import away, idle, intake, memory, pages, parked, rate, swf, throughput
 from .chaos import run as chaos
 
 
@@ -31,6 +31,8 @@ def main() -> int:
             return memory.run(tasks=options.tasks, every=options.every)
         case "idle":
             return idle.run(events=options.events, repeat=options.repeat)
+        case "pages":
+            return pages.run(tasks=options.tasks)
         case "parked":
             return parked.run(entries=options.entries)
         case "rate":
@@ -58,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     flat = measurements.add_parser("memory", help="memory of intake, relay and workers along a long run")
     flat.add_argument("--tasks", type=int, default=200_000, help="how many travel [%(default)s]")
     flat.add_argument("--every", type=int, default=10_000, help="a line each time so many have finished [%(default)s]")
+
+    look = measurements.add_parser("pages", help="the dashboard's pages beside millions of tasks and their events")
+    look.add_argument("--tasks", type=int, default=1_000_000, help="how many are made [%(default)s]")
 
     rest = measurements.add_parser("parked", help="Redis' slowest commands beside many parked entries")
     rest.add_argument("--entries", type=int, default=100_000, help="how many are parked [%(default)s]")

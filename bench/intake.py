@@ -74,7 +74,7 @@ def run(*, seconds: float, workers: int = 1) -> int:
     """
     counts = sorted({1, workers})
     with bed() as servers:
-        deployment = servers.deployment("bench.work", port=_free_port())
+        deployment = servers.deployment("bench.work", port=free_port())
         assert deployment.run("deploy").code == 0
         try:
             bare, bare_cpu = _bare(deployment, seconds)
@@ -114,7 +114,7 @@ def _row(name: str, rate: float, share: float, cpu: float | None) -> dict[str, s
 
 
 def _bare(deployment: Deployment, seconds: float) -> tuple[Load, float]:
-    port = _free_port()
+    port = free_port()
     arguments = ["bench.intake:nothing", "--port", str(port), "--log-level", "info", "--no-access-log"]
     with tempfile.TemporaryDirectory() as folder:
         process = Process(
@@ -165,7 +165,8 @@ def _pgbench(deployment: Deployment, seconds: float) -> float:
     return float(rate) * LINES
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine on which nobody listens just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
