@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import away, idle, intake, memory, pages, parked, rate, swf, throughput
+from . import away, idle, intake, memory, pages, parked, rate, swf, telemetry, throughput
 from .chaos import run as chaos
 
 
@@ -39,6 +39,8 @@ def main() -> int:
             return rate.run(seconds=options.seconds)
         case "swf":
             return swf.run(options.log, limit=options.limit, every=options.every, seed=options.seed)
+        case "telemetry":
+            return telemetry.run(tasks=options.tasks, repeat=options.repeat)
         case "throughput":
             return throughput.run(tasks=options.tasks, repeat=options.repeat)
         case _:
@@ -56,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     door = measurements.add_parser("intake", help="tasks accepted over HTTP, beside a bare route and plain inserts")
     door.add_argument("--seconds", type=float, default=8, help="how long each [%(default)s]")
     door.add_argument("--workers", type=int, default=1, help="also with so many processes of the intake [%(default)s]")
+
+    seen = measurements.add_parser("telemetry", help="what metrics and traces cost, as ratios")
+    seen.add_argument("--tasks", type=int, default=4_000, help="how many are drained each time [%(default)s]")
+    seen.add_argument("--repeat", type=int, default=8, help="how often, in turn [%(default)s]")
 
     flat = measurements.add_parser("memory", help="memory of intake, relay and workers along a long run")
     flat.add_argument("--tasks", type=int, default=200_000, help="how many travel [%(default)s]")

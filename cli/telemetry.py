@@ -8,8 +8,10 @@ import importlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import entry_points, version
 from typing import Any
 
@@ -17,7 +19,15 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricReader,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -113,7 +123,8 @@ def _collect_metrics(
         if settings.metrics:
             log.warning("the app has a meter provider of its own: no metrics at %s", settings.metrics)
         return None
-    readers: list[MetricReader] = [PeriodicExportingMetricReader(exporter()) for exporter in exporters]
+    metrics.DISTRIBUTIONS.add_up()
+    readers: list[MetricReader] = [_Sent(exporter()) for exporter in exporters]
     stop = _serve(settings, readers) if settings.metrics else None
     provider = MeterProvider(readers, resource, shutdown_on_exit=False)
     set_meter_provider(provider)
@@ -136,7 +147,8 @@ def _serve(settings: Settings, readers: list[MetricReader]) -> Callable[[], None
         raise SettingsError('metrics: needs another package: pip install "postroad[prometheus]"') from None
     host, port = settings.metrics_address()
     server, thread = _listen(client, host, port, settings)
-    readers.append(exporter.PrometheusMetricReader(scope_info_enabled=False))
+    scraped = type("_Scraped", (WithDistributions, exporter.PrometheusMetricReader), {})
+    readers.append(scraped(scope_info_enabled=False))
     log.info("metrics on http://%s:%d/metrics", host, server.server_port)
 
     def stop() -> None:
@@ -145,6 +157,59 @@ def _serve(settings: Settings, readers: list[MetricReader]) -> Callable[[], None
         thread.join()
 
     return stop
+
+
+class WithDistributions:
+    """A reader of OpenTelemetry's that also receives the histograms which we add up ourselves."""
+
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **more: Any) -> None:
+        whole = with_distributions(metrics_data)
+        super()._receive_metrics(whole, timeout_millis=timeout_millis, **more)  # type: ignore[misc]  # of a mixin
+
+
+class _Sent(WithDistributions, PeriodicExportingMetricReader): ...
+
+
+def with_distributions(data: MetricsData) -> MetricsData:
+    """``data`` with our histograms among our other metrics."""
+    now = time.time_ns()
+    ours = [_histogram(name, found, now) for name, found in metrics.DISTRIBUTIONS.read().items() if found]
+    return MetricsData(
+        [
+            replace(
+                of_resource,
+                scope_metrics=[
+                    replace(of_scope, metrics=[*of_scope.metrics, *ours])
+                    if of_scope.scope.name == metrics.METER
+                    else of_scope
+                    for of_scope in of_resource.scope_metrics
+                ],
+            )
+            for of_resource in data.resource_metrics
+        ]
+    )
+
+
+def _histogram(name: str, found: Sequence[metrics.Distribution], now: int) -> Metric:
+    unit, description = metrics.HISTOGRAMS[name]
+    points = [
+        HistogramDataPoint(
+            attributes=dict(one.labels),
+            start_time_unix_nano=_BEGAN,
+            time_unix_nano=now,
+            count=sum(one.counts),
+            sum=one.sum,
+            bucket_counts=one.counts,
+            explicit_bounds=metrics.BUCKETS,
+            min=one.least,
+            max=one.most,
+        )
+        for one in found
+    ]
+    return Metric(name, description, unit, Histogram(points, AggregationTemporality.CUMULATIVE))
+
+
+_BEGAN = time.time_ns()
 
 
 def _listen(client: Any, host: str, port: int, settings: Settings) -> tuple[Any, threading.Thread]:

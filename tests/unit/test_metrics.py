@@ -9,8 +9,9 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from postroad.cli.telemetry import WithDistributions
 from postroad.core import metrics
-from postroad.core.metrics import Levels
+from postroad.core.metrics import BUCKETS, Counts, Distributions, Levels
 
 
 @pytest.fixture
@@ -19,11 +20,11 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
     monkeypatch.setattr(api, "get_meter", provider.get_meter)
-    for made in (metrics._counter, metrics._histogram):
-        made.cache_clear()
+    monkeypatch.setattr(metrics, "COUNTS", Counts())
+    monkeypatch.setattr(metrics, "DISTRIBUTIONS", Distributions())
+    metrics._histogram.cache_clear()
     yield reader
-    for made in (metrics._counter, metrics._histogram):
-        made.cache_clear()
+    metrics._histogram.cache_clear()
     provider.shutdown()
 
 
@@ -90,3 +91,39 @@ def test_gauges_show_what_was_found_last_and_nothing_once_it_is_not_known(reader
     assert "postroad.outbox.unpublished" not in points(reader)
     levels.clear()
     assert points(reader) == {}
+
+
+class Whole(WithDistributions, InMemoryMetricReader):
+    """What a collector of ours is told."""
+
+
+def test_what_we_add_up_ourselves_is_told_as_opentelemetry_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(reader: InMemoryMetricReader, *, is_ours: bool) -> Any:
+        provider = MeterProvider(metric_readers=[reader])
+        monkeypatch.setattr(api, "get_meter", provider.get_meter)
+        monkeypatch.setattr(metrics, "COUNTS", Counts())
+        monkeypatch.setattr(metrics, "DISTRIBUTIONS", Distributions())
+        metrics._histogram.cache_clear()
+        if is_ours:
+            metrics.DISTRIBUTIONS.add_up()
+        for seconds in (0.0, 0.005, 0.0051, 7.5, BUCKETS[-1], BUCKETS[-1] + 1, 0.3):
+            metrics.attempted("travel", "ride", "done", seconds)
+        metrics.attempted("travel", "rest", "done", 1)
+        metrics.ended("travel", "completed", 2)
+        data = reader.get_metrics_data()
+        assert data is not None
+        document = json.loads(data.to_json())
+        metrics._histogram.cache_clear()
+        provider.shutdown()
+        found = document["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+        for metric in found:
+            for point in metric["data"]["data_points"]:
+                del point["start_time_unix_nano"], point["time_unix_nano"]
+        return sorted(found, key=lambda metric: metric["name"])
+
+    ours = told(Whole(), is_ours=True)
+
+    assert ours == told(InMemoryMetricReader(), is_ours=False)
+    assert [metric["name"] for metric in ours] == [
+        "postroad.stage.attempts", "postroad.stage.duration", "postroad.task.latency",
+    ]  # fmt: skip
