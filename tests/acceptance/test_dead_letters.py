@@ -54,7 +54,8 @@ def test_dead_letters_are_requeued_once_their_cause_is_gone_and_their_tasks_comp
             "TaskCompleted",
         ]
         (*_, asked) = (event for event in journey if event["type"] == "StageRequeued:cross")
-        assert asked["data"] == {"by": "the ferryman", "reason": "it is open"}
+        assert (asked["data"]["by"], asked["data"]["reason"]) == ("the ferryman", "it is open")
+        assert asked["data"]["before"] == {"status": "failed", "attempts": 1, "reason": "the bridge is closed"}
     again = deployment.run("dead", "requeue", str(letters[closed[0]]["dead_letter_id"]))
     assert again.code == 3
     left = deployment.run("dead", "list", "--stage", "cross", "--json")

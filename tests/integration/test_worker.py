@@ -1149,7 +1149,8 @@ async def test_a_stage_runs_no_more_attempts_at_once_than_it_says_and_due_ones_d
     async def ride(task: Task) -> None:
         at_once.append(at_once[-1] + 1)
         order.append((task.payload["n"], task.attempt))
-        await asyncio.sleep(0.002)
+        # Slowly while retries are awaited: a busy machine may take long to commit that they are due.
+        await asyncio.sleep(0.002 if sum(attempt == 2 for _, attempt in order) == 5 else 0.02)
         at_once.append(at_once[-1] - 1)
         if task.payload["n"] < 5 and task.attempt == 1:
             raise Retry("once more", after=0.01)
