@@ -92,6 +92,7 @@ class Registration:
         self._running = running
         self._is_leading = False
         self._is_stopped = False
+        self._is_over = False
         self._has_warned = False
         self._news = asyncio.Event()
         self._started_at = time.monotonic()
@@ -116,9 +117,11 @@ class Registration:
         if error is None or isinstance(error, asyncio.CancelledError):
             self._is_stopped = True
             self._is_leading = False
-            self._news.set()
-            # Not for ever, should Postgres hang.
-            await asyncio.wait([self._writing], timeout=PATIENCE)
+        self._is_over = True
+        self._news.set()
+        # Not for ever, should Postgres hang; nor is it cut off at once: a connection that is being made would be left
+        # open, and Postgres waits a minute for its password.
+        await asyncio.wait([self._writing], timeout=PATIENCE)
         self._writing.cancel()
         await asyncio.gather(self._writing, return_exceptions=True)
 
@@ -126,8 +129,9 @@ class Registration:
         writes = 0
         while True:
             self._news.clear()
-            is_last = self._is_stopped
-            await self._write(forget=writes % FORGET == 0)
+            is_last = self._is_over
+            if self._is_stopped or not is_last:
+                await self._write(forget=writes % FORGET == 0)
             if is_last:
                 return
             writes += 1

@@ -269,6 +269,7 @@ async def test_limits_are_named(settings: Settings, gate: Gate, limits: dict[str
 
         await in_state(line, first, State.RUNNING)
         limited = await in_state(line, second, State.LIMITED)
+        gate.is_open.set()
 
     assert limited.sentence == f"pack {says}"
 

@@ -270,7 +270,8 @@ async def test_a_crash_takes_what_ran_beside_it_and_a_second_one_follows(setting
 
         assert again.happened
         rides = [one for one in trip.done if one.startswith("ride")]
-        assert {rides.count(f"ride {place} attempt 1") for place in ("York", "Rome", "Bath")} <= {1, 2}
+        # The second crash, too, may take what ran beside it.
+        assert {rides.count(f"ride {place} attempt 1") for place in ("York", "Rome", "Bath")} <= {1, 2, 3}
         assert len(rides) > 3
 
 
