@@ -672,12 +672,14 @@ async def test_whoever_repeats_until_202_has_one_task_however_often_postgres_die
 
 
 async def test_requests_at_once_share_commits(door: Door) -> None:
+    # From then on it is known whether keys are required: a thousand together would wait long for a look.
+    await door.submit(payload="the first")
     answers = await asyncio.gather(*(door.submit(payload=number) for number in range(1000)))
 
     assert {answer.status_code for answer in answers} == {202}
     ((commits, tasks),) = await door.road.ask("select count(distinct xid), count(*) from postroad.outbox")
-    assert tasks == 1000
-    assert commits <= 100
+    assert tasks == 1001
+    assert commits <= 101
 
 
 async def test_a_refused_task_does_not_spoil_the_commit_that_it_shares(door: Door) -> None:
