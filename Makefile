@@ -8,6 +8,8 @@
 # make chaos           ten minutes of faults under load
 # make format          let ruff rewrite the code
 #
+# The tests run four at a time, since many of them wait for a process or for a date.
+#
 # Everything runs in .venv, which is made at the first call and follows pyproject.toml.
 
 PYTHON ?= python3
@@ -19,7 +21,7 @@ demo: .venv/standard.stamp
 	$(BIN)/postroad demo $(ARGS)
 
 test: .venv/dev.stamp
-	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest -n 4 $(ARGS)
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check
