@@ -252,12 +252,12 @@ async def answer_lines(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "async items"])
-async def test_of_100_000_items_only_what_is_under_way_is_read(kind: str) -> None:
+async def test_of_30_000_items_only_what_is_under_way_is_read(kind: str) -> None:
     read, ahead = 0, 0
 
     def items() -> Iterator[int]:
         nonlocal read
-        for number in range(1, 100_001):
+        for number in range(1, 30_001):
             read = number
             yield number
 
@@ -282,7 +282,7 @@ async def test_of_100_000_items_only_what_is_under_way_is_read(kind: str) -> Non
                     ahead = max(ahead, read - outcome.number)
             last = outcome.number
 
-    assert last == 100_000
+    assert last == 30_000
     assert ahead < room
 
 

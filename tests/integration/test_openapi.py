@@ -55,7 +55,7 @@ async def deployed(settings: Settings) -> AsyncIterator[Road]:
         yield road
 
 
-EXAMPLES = 15
+EXAMPLES = 8
 """Cases of each operation that are right, and as many that are not."""
 
 
