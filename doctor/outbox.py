@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ..outbox.marker import Marker
+from ..outbox.marker import Marker, earliest
 from .finding import Finding, error, listed, many, ok, told, warning
 from .patient import Patient
 
@@ -30,11 +30,11 @@ LOOKED_AT = 1000
 async def unpublished(patient: Patient) -> Sequence[Finding]:
     """How old the oldest event is that has not reached Redis."""
     markers = [marker for text in (await patient.markers()).values() if (marker := Marker.parse(text))]
-    earliest = min(markers, key=lambda one: (one.tick, one.position is None), default=None)
+    behind = earliest(markers)
     row = await patient.row(
         "unpublished",
-        tick=None if earliest is None else earliest.tick,
-        is_part=earliest is not None and earliest.position is not None,
+        tick=None if behind is None else behind.tick,
+        is_part=behind is not None and behind.is_part,
         limit=COUNTED,
     )
     if row.age is None:

@@ -27,6 +27,7 @@ from ..core.broker import Clients, Keys
 from ..core.database import Statements
 from ..core.errors import SettingsError, first_line
 from ..core.settings import Settings
+from ..outbox.marker import Marker, earliest
 from .problems import Problem, exceeded, overloaded
 from .transaction import is_unavailable
 
@@ -56,7 +57,7 @@ class Pressure:
         keys = Keys(settings.prefix, settings.shards)
         self._markers = [(keys.marker(shard), shard) for shard in keys.shards]
         self._clients = Clients(settings, connections=1) if settings.redis_url else None
-        self._published: tuple[int, bool] | None = None
+        self._published: Marker | None = None
         self.age: float | None = None
         """Seconds since the oldest event that the last sample found unpublished; ``None``: not known, or none."""
         self._open: dict[str, int] = {}
@@ -87,7 +88,7 @@ class Pressure:
     @property
     def published(self) -> int | None:
         """The tick up to which all shards had been published when they last said so; ``None`` if they have not."""
-        return self._published[0] if self._published else None
+        return self._published.tick if self._published else None
 
     def stop(self) -> None:
         """End ``run`` after this sample."""
@@ -130,8 +131,12 @@ class Pressure:
         """Look once; how many seconds Postgres took. Raises what the driver raises."""
         await self._read_markers()
         counted = self._since.copy()
-        tick, is_part = self._published or (None, False)
-        parameters = {"tick": tick, "is_part": is_part, "limit": self._limit}
+        marker = self._published
+        parameters = {
+            "tick": marker and marker.tick,
+            "is_part": marker is not None and marker.is_part,
+            "limit": self._limit,
+        }
         async with self._engine.connect() as connection:
             started = time.monotonic()
             rows = (await connection.exec_driver_sql(self._sql["pressure"], parameters)).all()
@@ -140,7 +145,7 @@ class Pressure:
         self._open = {row.pipeline: row.open for row in rows}
         if rows:
             if self._published is None:
-                self._published = (rows[0].newest, False)
+                self._published = Marker(rows[0].newest, None)
             self.age = rows[0].age
             self._judge_age(rows[0].age or 0.0)
         for pipeline in list(self._full):
@@ -175,15 +180,11 @@ class Pressure:
             return
         try:
             async with asyncio.timeout(PATIENCE):
-                markers = [_parsed(await self._clients.of(shard).get(key)) for key, shard in self._markers]
+                markers = [
+                    Marker.parse(str(await self._clients.of(shard).get(key) or "")) for key, shard in self._markers
+                ]
         except (RedisError, OSError, TimeoutError, SettingsError):
             return
-        if None not in markers:
-            # Of two in one window the one that is not through it is behind.
-            self._published = min((one for one in markers if one), key=lambda one: (one[0], not one[1]))
-
-
-def _parsed(text: str | bytes | None) -> tuple[int, bool] | None:
-    """The tick of a marker (see relay/publish.py), and whether only a part of its window was published."""
-    tick, _, position = str(text or "").partition(":")
-    return (int(tick), position != "end") if tick.isdecimal() else None
+        known = [marker for marker in markers if marker is not None]
+        if len(known) == len(markers):
+            self._published = earliest(known)

@@ -1,5 +1,6 @@
 """How far a shard of Redis has got with the outbox, as the shard itself remembers it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 END = "end"
@@ -12,6 +13,11 @@ class Marker:
     tick: int
     position: int | None
 
+    @property
+    def is_part(self) -> bool:
+        """True if only a part of the window was published."""
+        return self.position is not None
+
     def __str__(self) -> str:
         return f"{self.tick}:{END if self.position is None else self.position}"
 
@@ -23,3 +29,8 @@ class Marker:
             return cls(int(tick), None if position == END else int(position))
         except ValueError:
             return None
+
+
+def earliest(markers: Iterable[Marker]) -> Marker | None:
+    """The one that is behind all others; of two in one window that which is not through it."""
+    return min(markers, key=lambda marker: (marker.tick, not marker.is_part), default=None)

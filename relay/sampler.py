@@ -22,7 +22,7 @@ from ..core.errors import first_line
 from ..core.metrics import LEVELS
 from ..core.settings import Settings
 from ..outbox import audit
-from ..outbox.marker import Marker
+from ..outbox.marker import Marker, earliest
 
 log = logging.getLogger(__name__)
 
@@ -119,14 +119,11 @@ class Sampler:
         markers = self._markers()
         known = [marker for marker in markers if marker is not None]
         if len(known) == len(markers):
-            # Of two in one window the one that is not through it is behind.
-            self._published = min(known, key=lambda marker: (marker.tick, marker.position is None))
+            self._published = earliest(known)
         names = ("postroad.outbox.unpublished", "postroad.outbox.oldest.age")
         rows = None
         if (marker := self._published) is not None:
-            rows = await self._ask(
-                connection, "unpublished", tick=marker.tick, is_part=marker.position is not None, most=MOST
-            )
+            rows = await self._ask(connection, "unpublished", tick=marker.tick, is_part=marker.is_part, most=MOST)
         if rows is None:
             LEVELS.clear(*names)
         else:
